@@ -1,0 +1,68 @@
+"""Convolutional networks with pooling and wide fully connected layers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from tinysubnets.errors import SettingError
+from tinysubnets.networks.layers import drop, norm1d, norm2d
+
+_CHANNELS, _KERNELS, _RATES = (64, 128, 256), (4, 3, 2), (0.2, 0.2, 0.5)
+
+
+def alexnet(
+    classes: int = 10,
+    in_channels: int = 3,
+    image_size: int = 32,
+    hidden: int = 2048,
+    norm: str = "batch",
+    dropout: float = 1.0,
+) -> nn.Module:
+    """An AlexNet-like network; on 3x32x32 images it has 6,499,328 shared weights.
+
+    `dropout` scales the rates .2 .2 .5 .5 .5: 1 keeps them, 0.5 halves them, 0 turns them off.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width, side = in_channels, image_size
+    for number, (channels, kernel, rate) in enumerate(
+        zip(_CHANNELS, _KERNELS, _RATES, strict=True), start=1
+    ):
+        layers[f"conv{number}"] = nn.Conv2d(width, channels, kernel, bias=norm == "none")
+        layers[f"norm{number}"] = norm2d(norm, channels)
+        layers[f"relu{number}"] = nn.ReLU()
+        layers[f"drop{number}"] = drop(rate, dropout)
+        layers[f"pool{number}"] = nn.MaxPool2d(2)
+        width, side = channels, (side - kernel + 1) // 2
+    if side < 1:
+        raise SettingError(f"image_size={image_size} is too small for alexnet; give at least 18.")
+    layers["flatten"] = nn.Flatten()
+    width *= side * side
+    for number in (1, 2):
+        layers[f"fc{number}"] = nn.Linear(width, hidden, bias=norm == "none")
+        layers[f"norm{number + 3}"] = norm1d(norm, hidden)
+        layers[f"relu{number + 3}"] = nn.ReLU()
+        layers[f"drop{number + 3}"] = drop(0.5, dropout)
+        width = hidden
+    layers["fc"] = nn.Linear(width, classes)
+    return nn.Sequential(layers)
+
+
+def small_cnn(
+    classes: int = 10, in_channels: int = 1, image_size: int = 8, norm: str = "batch"
+) -> nn.Module:
+    """Two convolutions and one hidden layer, for 1x8x8 digits and quick tests."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    width = in_channels
+    for number, channels in enumerate((16, 32), start=1):
+        layers[f"conv{number}"] = nn.Conv2d(width, channels, 3, padding=1, bias=norm == "none")
+        layers[f"norm{number}"] = norm2d(norm, channels)
+        layers[f"relu{number}"] = nn.ReLU()
+        layers[f"pool{number}"] = nn.MaxPool2d(2)
+        width = channels
+    layers["flatten"] = nn.Flatten()
+    layers["fc1"] = nn.Linear(width * (image_size // 4) ** 2, 64)
+    layers["relu3"] = nn.ReLU()
+    layers["fc"] = nn.Linear(64, classes)
+    return nn.Sequential(layers)

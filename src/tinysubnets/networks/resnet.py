@@ -1,0 +1,78 @@
+"""Residual networks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from tinysubnets.errors import SettingError, unknown
+from tinysubnets.networks.layers import norm2d
+
+_STEMS = ("3x3", "7x7")
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around which the input is added back."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, norm: str) -> None:
+        super().__init__()
+        bias = norm == "none"
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=bias)
+        self.norm1 = norm2d(norm, channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=bias)
+        self.norm2 = norm2d(norm, channels)
+        self.relu = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Sequential(
+                OrderedDict(
+                    conv=nn.Conv2d(in_channels, channels, 1, stride, bias=bias),
+                    norm=norm2d(norm, channels),
+                )
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output for a batch of feature maps."""
+        y = self.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        return self.relu(y + self.shortcut(x))
+
+
+def resnet18(
+    classes: int = 10,
+    in_channels: int = 3,
+    width: int = 20,
+    stem: str = "3x3",
+    norm: str = "batch",
+) -> nn.Module:
+    """ResNet-18 for images of any size; `width` counts the channels of the first stage.
+
+    Width 20 with the 3x3 stem (small images) has 1,090,140 shared weights; width 64 with the 7x7
+    stem, which reduces large images four times before the first stage, has 11,166,912.
+    """
+    if stem not in _STEMS:
+        raise SettingError(unknown("stem", stem, _STEMS))
+    large, bias = stem == "7x7", norm == "none"
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["conv"] = (
+        nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=bias)
+        if large
+        else nn.Conv2d(in_channels, width, 3, padding=1, bias=bias)
+    )
+    layers["norm"] = norm2d(norm, width)
+    layers["relu"] = nn.ReLU()
+    if large:
+        layers["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    channels = width
+    for stage in range(4):
+        wide = width * 2**stage
+        layers[f"stage{stage + 1}"] = nn.Sequential(
+            BasicBlock(channels, wide, 1 if stage == 0 else 2, norm),
+            BasicBlock(wide, wide, 1, norm),
+        )
+        channels = wide
+    layers["average"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(channels, classes)
+    return nn.Sequential(layers)

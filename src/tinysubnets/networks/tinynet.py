@@ -1,0 +1,43 @@
+"""The network of the Tiny-ImageNet scenario."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import nn
+
+from tinysubnets.networks.layers import drop, norm1d, norm2d
+
+
+def tinynet(
+    classes: int = 5,
+    in_channels: int = 3,
+    image_size: int = 64,
+    width: int = 160,
+    hidden: int = 640,
+    norm: str = "batch",
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Four 3x3 convolutions of stride 2 and two layers; on 3x64x64 images 2,743,520 shared weights.
+
+    `dropout` is the rate after the two fully connected layers.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels, side = in_channels, image_size
+    for number in range(1, 5):
+        layers[f"conv{number}"] = nn.Conv2d(
+            channels, width, 3, stride=2, padding=1, bias=norm == "none"
+        )
+        layers[f"norm{number}"] = norm2d(norm, width)
+        layers[f"relu{number}"] = nn.ReLU()
+        channels, side = width, (side + 1) // 2
+    layers["flatten"] = nn.Flatten()
+    features = width * side * side
+    for number in (1, 2):
+        layers[f"fc{number}"] = nn.Linear(features, hidden, bias=norm == "none")
+        layers[f"norm{number + 4}"] = norm1d(norm, hidden)
+        layers[f"relu{number + 4}"] = nn.ReLU()
+        layers[f"drop{number}"] = drop(1.0, dropout)
+        features = hidden
+    layers["fc"] = nn.Linear(features, classes)
+    return nn.Sequential(layers)
