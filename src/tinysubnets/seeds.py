@@ -23,8 +23,8 @@ _CHUNK = 1 << 15  # a chunk of 64-bit words and its temporaries stay in cache
 def key(*parts: int | str) -> int:
     """The 64-bit key of a path such as (seed, "scores", bank, task, name).
 
-    Integers count modulo 2**64; strings by their UTF-8 bytes. A part's kind and length enter the key,
-    so ("ab", "c"), ("a", "bc"), (1,) and ("1",) all differ.
+    Integers count modulo 2**64, strings by their UTF-8 bytes. A part's kind and length enter the
+    key, so ("ab", "c"), ("a", "bc"), (1,) and ("1",) all differ.
     """
     state = 0
     for part in parts:

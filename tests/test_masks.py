@@ -1,0 +1,223 @@
+"""Masks: exact k under ties on every path, blocks, and the gradient of the selection."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from tinysubnets import masks
+from tinysubnets.errors import SettingError
+
+Bounds = list[tuple[int, int, int]]
+
+
+def reference(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> Tensor:
+    """The slow mask: a stable sort of each segment."""
+    if allowed is not None:
+        values = torch.where(allowed, values, -1.0)
+    mask = torch.zeros_like(values, dtype=torch.bool)
+    for start, stop, k in bounds:
+        order = values[..., start:stop].argsort(dim=-1, descending=True, stable=True)
+        mask[..., start:stop].scatter_(-1, order[..., :k], True)
+    return mask
+
+
+def kinds(n: int) -> dict[str, Tensor]:
+    """Vectors that are easy to rank wrongly."""
+    noise = torch.rand(n)
+    return {
+        "uniform": noise,
+        "ties": (noise * 7).floor(),
+        "equal": torch.full((n,), 0.3),
+        "zeros": torch.zeros(n),
+        "half zeros": torch.where(noise < 0.5, 0.0, noise),
+        "denormal": (noise * 50).floor() * 1e-45,
+        "wide": torch.exp(80 * noise - 40),
+        "one apart": torch.where(noise < 0.5, 1.0, 1.0 + 2.0**-23),
+    }
+
+
+def check(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> None:
+    """Both paths, with no hint, good and wrong hints, against the slow mask."""
+    expected = reference(values, bounds, allowed)
+    mask, thresholds = masks.top_k_segments(values, bounds, allowed=allowed)
+    assert torch.equal(mask, expected)
+    for i, (start, stop, k) in enumerate(bounds):
+        part = values[..., start:stop].where(mask[..., start:stop], torch.inf)
+        if k:
+            assert torch.equal(thresholds[..., i], part.amin(-1))
+    for hints in (thresholds, thresholds * 1.003, thresholds * 0, thresholds * 50 + 1e-3):
+        again, level = masks.top_k_segments(values, bounds, hints, allowed)
+        assert torch.equal(again, expected)
+        assert torch.equal(level, thresholds)
+    fixed, level = masks._select_fixed(values, bounds, allowed)
+    assert torch.equal(fixed, expected)
+    assert torch.equal(level, thresholds)
+
+
+@pytest.mark.parametrize("name", list(kinds(1)))
+def test_exactly_k_on_every_path(name: str) -> None:
+    values = kinds(12_000)[name]
+    for k in (1, 2, 1999, 6000, 11_999, 12_000):
+        check(values, [(0, 12_000, k)])
+    small = kinds(40)[name]
+    for k in (0, 1, 7, 39, 40):
+        check(small, [(0, 40, k)])
+
+
+@pytest.mark.parametrize("name", list(kinds(1)))
+def test_segments_and_leading_axes(name: str) -> None:
+    values = torch.stack([kinds(15_000)[name] for _ in range(6)]).reshape(2, 3, -1)
+    check(values, [(0, 5, 2), (5, 6, 1), (6, 9000, 450), (9000, 9100, 0), (9100, 15_000, 5900)])
+
+
+@pytest.mark.parametrize("name", list(kinds(1)))
+def test_only_allowed_blocks_are_selected(name: str) -> None:
+    values = kinds(15_000)[name].repeat(2, 1)
+    allowed = torch.rand(2, 15_000) < torch.tensor([[0.9], [0.1]])
+    few = int(allowed[:, 100:9000].sum(-1).min())
+    for k in (1, few // 2, few):
+        check(values, [(100, 9000, k), (9000, 15_000, 3)], allowed)
+
+
+def test_gaps_between_segments_stay_empty() -> None:
+    values = torch.rand(6000)
+    check(values, [(10, 4990, 100), (5000, 5990, 100)])
+
+
+def test_many_segments_share_one_search() -> None:
+    values = torch.rand(2, 4000)
+    check(values, [(i, i + 40, 1 + i % 40) for i in range(0, 4000, 40)])
+
+
+def test_hint_follows_a_random_walk() -> None:
+    values, hints = torch.rand(50_000), None
+    for _ in range(5):
+        mask, hints = masks.top_k_segments(values, [(0, 50_000, 5000)], hints)
+        assert torch.equal(mask, reference(values, [(0, 50_000, 5000)]))
+        values = (values + 1e-3 * torch.randn(50_000)).abs()
+
+
+def test_a_good_hint_ranks_only_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked = []
+    take = masks._take
+    monkeypatch.setattr(masks, "_take", lambda w, *rest: ranked.append(len(w)) or take(w, *rest))
+    values = torch.rand(200_000)
+    _, hints = masks.top_k_segments(values, [(0, 200_000, 20_000)])
+    masks.top_k_segments(values, [(0, 200_000, 20_000)], hints)
+    masks.top_k_segments(values, [(0, 200_000, 20_000)], hints * 0.5)
+    assert ranked[0] < 20_000 and ranked[1] < 4000 and ranked[2] < 20_000
+
+
+def test_top_k_is_one_segment() -> None:
+    values = torch.tensor([[3.0, 1.0, 3.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
+    expected = torch.tensor([[True, False, True, False], [True, True, False, False]])
+    assert torch.equal(masks.top_k(values, 2), expected)
+    allowed = torch.tensor([False, True, True, True])
+    expected = torch.tensor([[False, False, True, True], [False, True, True, False]])
+    assert torch.equal(masks.top_k(values, 2, allowed), expected)
+
+
+def test_impossible_counts_are_refused() -> None:
+    with pytest.raises(SettingError, match="select 5 of the 4"):
+        masks.top_k(torch.rand(4), 5)
+    with pytest.raises(SettingError, match="fewer are allowed"):
+        masks.top_k(torch.rand(4), 3, torch.tensor([True, True, False, False]))
+    with pytest.raises(SettingError, match="NaN"):
+        masks.top_k(torch.tensor([1.0, float("nan")]), 2)
+    with pytest.raises(SettingError, match="block is 0"):
+        masks.blocks_of((3, 4), 0)
+
+
+def test_half_precision_and_double_scores() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        values = torch.rand(9000).to(dtype)
+        mask, thresholds = masks.top_k_segments(values, [(0, 9000, 900)])
+        assert torch.equal(mask, reference(values, [(0, 9000, 900)]))
+        assert thresholds.dtype == dtype
+
+
+def test_gradient_goes_straight_through_to_the_size_of_a_score() -> None:
+    scores = torch.tensor([0.5, -2.0, 0.1, -0.3], requires_grad=True)
+    hard = masks.top_k(scores.abs(), 2)
+    soft = masks.straight_through(hard, scores)
+    assert torch.equal(soft, torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    (soft * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
+    assert scores.grad is not None
+    assert torch.equal(scores.grad, torch.tensor([1.0, -2.0, 3.0, -4.0]))
+
+
+def test_forward_value_is_exactly_the_mask() -> None:
+    scores = torch.randn(1000) * 1e10
+    hard = torch.rand(1000) < 0.5
+    assert torch.equal(masks.straight_through(hard, scores), hard.float())
+
+
+def test_scores_find_the_known_best_mask() -> None:
+    """Descent on the scores alone keeps the two useful inputs of a fixed linear map."""
+    weight = torch.ones(8)
+    target = torch.zeros(8)
+    target[[2, 5]] = 1.0
+    scores = torch.where(torch.arange(8) < 4, -1.0, 1.0) * torch.linspace(0.5, 0.4, 8)
+    scores.requires_grad_(True)
+    for _ in range(200):
+        mask = masks.straight_through(masks.top_k(scores.detach().abs(), 2), scores)
+        inputs = torch.randn(64, 8)
+        loss = (inputs @ (mask * weight) - inputs @ target).square().mean()
+        (slope,) = torch.autograd.grad(loss, scores)
+        scores = (scores - 0.05 * slope).detach().requires_grad_(True)
+    assert masks.top_k(scores.detach().abs(), 2).nonzero().flatten().tolist() == [2, 5]
+
+
+def slow_blocks(shape: tuple[int, ...], block: int) -> list[list[int]]:
+    """The elements of each block, by the words of the rule."""
+    kernel = 1
+    for size in shape[2:]:
+        kernel *= size
+    if block == 1:
+        row, width = 1, 1
+    elif 1 < kernel <= 64:
+        row, width = kernel, kernel
+    else:
+        row, width = (shape[1] if kernel == 1 else shape[-1]), block
+    numel = shape[0] * shape[1] * kernel
+    cells = [list(range(start, start + row)) for start in range(0, numel, row)]
+    return [cell[i : i + width] for cell in cells for i in range(0, row, width)]
+
+
+SHAPES = [(4, 16), (5, 13), (3, 7, 1, 1), (3, 4, 3, 3), (2, 3, 5), (2, 2, 3, 3, 3), (2, 3, 5, 19)]
+
+
+@pytest.mark.parametrize(("shape", "block"), [*itertools.product(SHAPES, (1, 2, 8, 100))])
+def test_blocks_follow_the_rule(shape: tuple[int, ...], block: int) -> None:
+    blocks = masks.blocks_of(shape, block)
+    cells = slow_blocks(shape, block)
+    assert blocks.num == len(cells)
+    assert blocks.numel == sum(map(len, cells))
+    assert blocks.sizes().tolist() == [len(cell) for cell in cells]
+    values = torch.randint(0, 9, (2, blocks.numel))
+    sums = torch.stack([values[:, cell].sum(-1) for cell in cells], -1)
+    assert torch.equal(blocks.sum(values), sums)
+    wide = torch.empty(2, blocks.numel, dtype=torch.int64)
+    for i, cell in enumerate(cells):
+        wide[:, cell] = i
+    assert torch.equal(blocks.expand(torch.arange(len(cells)).expand(2, -1)), wide)
+
+
+def test_width_one_is_free() -> None:
+    values = torch.rand(12)
+    blocks = masks.blocks_of((3, 4), 1)
+    assert blocks.expand(values) is values
+    assert blocks.sum(values) is values
+
+
+def test_gradient_of_a_block_is_the_sum_over_its_elements() -> None:
+    blocks = masks.blocks_of((2, 5), 2)
+    scores = torch.rand(blocks.num, requires_grad=True)
+    slope = torch.rand(10)
+    (blocks.expand(scores) * slope).sum().backward()
+    assert scores.grad is not None
+    assert torch.allclose(scores.grad, blocks.sum(slope))
