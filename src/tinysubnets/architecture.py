@@ -1,0 +1,295 @@
+"""An architecture: the user's network as code, and the names of its shared and private tensors.
+
+The network is copied onto the meta device, where it holds no values; every forward pass hands it
+the tensors of one task through `torch.func.functional_call`. So one network serves any number of
+tasks, no layer type needs code of its own, and nothing is ever overwritten in place.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from tinysubnets.errors import ArchitectureError
+
+Mode = Literal["train", "eval", "calibrate"]
+Rule = Callable[[str, Tensor], bool]
+
+
+@dataclass(frozen=True)
+class Specification:
+    """The name and shape of one tensor, and the constant all its values start from, if any."""
+
+    name: str
+    shape: tuple[int, ...]
+    constant: float | None = None
+
+    @property
+    def numel(self) -> int:
+        """How many values the tensor holds."""
+        return math.prod(self.shape)
+
+
+class Architecture:
+    """A network as code: what is shared between tasks, what each task keeps for itself.
+
+    Shared are parameters with two or more dimensions outside the head; private are the head,
+    biases, norm scales and shifts, class tokens and the like. `shared` overrides the rule: a
+    function of (name, tensor) that is asked for every parameter outside the head. `rebuild` says
+    how to make the network again by name, where it comes from this package.
+
+        >>> net = nn.Sequential()
+        >>> _ = net.append(nn.Linear(4, 3)), net.add_module("fc", nn.Linear(3, 2))
+        >>> [s.name for s in Architecture(net).shared]
+        ['0.weight']
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        head: str = "fc",
+        *,
+        shared: Rule | None = None,
+        rebuild: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise ArchitectureError(f"a torch.nn.Module is needed, not {type(net).__name__}.")
+        self.head, self.rebuild = head, None if rebuild is None else dict(rebuild)
+        _check_head(net, head)
+        _check_tensors(net)
+        self.aliases = _aliases(net)
+        parameters = {n: p for n, p in net.named_parameters()}
+        rule = shared or is_shared
+        inside = f"{head}."
+        self._check_untied_head(inside)
+        names = [n for n, p in parameters.items() if not n.startswith(inside) and rule(n, p)]
+        self.shared = tuple(_specify(n, parameters[n]) for n in names)
+        if not self.shared:
+            raise ArchitectureError(
+                f"no parameter outside the head {head!r} is shared: at least one with two or more "
+                "dimensions is needed (or a `shared` rule that accepts one)."
+            )
+        self.statistics = tuple(_statistics(net))
+        buffers = dict(net.named_buffers())
+        self.private = tuple(
+            _specify(n, t)
+            for n, t in [*parameters.items(), *((s, buffers[s]) for s in self.statistics)]
+            if n not in set(names)
+        )
+        counters = {n for n in buffers if n.endswith("num_batches_tracked")}
+        self.constants = {
+            n: b.detach().clone()
+            for n, b in buffers.items()
+            if n not in self.statistics and n not in counters
+        }
+        self.given = {n: t.detach() for n, t in [*parameters.items(), *buffers.items()]}
+        self.output = _output_layer(net, head)
+        self._code = {mode: _as_code(net, mode) for mode in ("train", "eval", "calibrate")}
+
+    @property
+    def num_shared(self) -> int:
+        """The number of shared weights, written |Θ| in the paper."""
+        return sum(s.numel for s in self.shared)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the network normalises by running statistics of its batches."""
+        return bool(self.statistics)
+
+    def code(self, mode: Mode) -> nn.Module:
+        """The network without values: in training, in evaluation, or estimating its statistics."""
+        return self._code[mode]
+
+    def __call__(
+        self, tensors: Mapping[str, Tensor], inputs: Tensor, mode: Mode = "eval"
+    ) -> Tensor:
+        """The network's output for normalised inputs with the given tensors in place."""
+        return torch.func.functional_call(self._code[mode], dict(tensors), (inputs,))
+
+    def private_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of all private tensors of a task: the head has exactly its classes."""
+        return {
+            s.name: (num_classes, *s.shape[1:]) if s.name in self.output else s.shape
+            for s in self.private
+        }
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat vector [..., N] of shared weights, one per tensor, by name."""
+        sizes = [s.numel for s in self.shared]
+        lead = flat.shape[:-1]
+        return {
+            s.name: part.view(*lead, *s.shape)
+            for s, part in zip(self.shared, flat.split(sizes, -1), strict=True)
+        }
+
+    def layers(self) -> Iterator[tuple[str, list[str]]]:
+        """The modules that own shared weights, with the names of those weights."""
+        owners: dict[str, list[str]] = {}
+        for s in self.shared:
+            owner = s.name.rpartition(".")[0].partition(".parametrizations")[0]
+            owners.setdefault(owner, []).append(s.name)
+        yield from owners.items()
+
+    def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """The user's own network again, in evaluation mode, holding the given tensors."""
+        code = self._code["eval"]
+        memo: dict[int, Any] = {}
+        for name, parameter in code.named_parameters():
+            memo[id(parameter)] = nn.Parameter(tensors[name].detach().clone(), requires_grad=False)
+        for name, buffer in code.named_buffers():
+            memo[id(buffer)] = tensors[name].detach().clone()
+        net = copy.deepcopy(code, memo)
+        for name in self.output:
+            layer = net.get_submodule(name.rpartition(".")[0])
+            width = tensors[name].shape[0]
+            for attribute in ("out_features", "out_channels"):
+                if hasattr(layer, attribute):
+                    setattr(layer, attribute, width)
+        return net
+
+    def check(self, tensors: Mapping[str, Tensor], inputs: Tensor, num_classes: int) -> None:
+        """Try the network on a few normalised inputs, and explain what fails."""
+        constants = {n: c.clone() for n, c in self.constants.items()}
+        state = {n: t.clone() for n, t in tensors.items()} | constants
+        try:
+            # Forked: a trial must not move the caller's random numbers.
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self(state, inputs, "train")
+                output = self(state, inputs, "eval")
+        except Exception as error:
+            raise ArchitectureError(
+                f"the network fails on {inputs.dtype} inputs of shape {tuple(inputs.shape)}: "
+                f"{type(error).__name__}: {error}. Networks with activation checkpointing cannot "
+                "be wrapped."
+            ) from error
+        if not isinstance(output, Tensor) or output.shape != (len(inputs), num_classes):
+            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise ArchitectureError(
+                f"the network gave {shape} for {len(inputs)} inputs; expected "
+                f"({len(inputs)}, {num_classes}). Is {self.head!r} the last layer?"
+            )
+        changed = [n for n, c in constants.items() if not torch.equal(c, self.constants[n])]
+        if changed:
+            raise ArchitectureError(
+                f"the forward pass changes the buffers {changed}; only running "
+                "statistics of normalisation layers may change."
+            )
+
+    def _check_untied_head(self, inside: str) -> None:
+        for alias, name in self.aliases.items():
+            if alias.startswith(inside) != name.startswith(inside):
+                raise ArchitectureError(
+                    f"the head's {alias!r} is tied to {name!r}; a head belongs to "
+                    "one task alone, so give it weights of its own."
+                )
+
+
+def is_shared(name: str, tensor: Tensor) -> bool:
+    """The rule outside the head: matrices and kernels, not tokens, norms or gains."""
+    return tensor.ndim >= 2 and tensor.shape[0] > 1 and math.prod(tensor.shape[1:]) > 1
+
+
+def _specify(name: str, tensor: Tensor) -> Specification:
+    """The tensor's name and shape, and its constant where all its values are equal."""
+    values = tensor.detach()
+    constant = None
+    if values.numel() and tensor.ndim < 2 and bool((values == values.flatten()[0]).all()):
+        constant = float(values.flatten()[0])
+    return Specification(name, tuple(tensor.shape), constant)
+
+
+def _aliases(net: nn.Module) -> dict[str, str]:
+    """Further names of tied parameters, each with the first name of the same parameter."""
+    first: dict[int, str] = {}
+    aliases = {}
+    for name, parameter in net.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            aliases[name] = first[id(parameter)]
+        first.setdefault(id(parameter), name)
+    return aliases
+
+
+def _statistics(net: nn.Module) -> Iterator[str]:
+    """The names of running means and variances of normalisation layers."""
+    for prefix, module in net.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            for leaf in ("running_mean", "running_var"):
+                yield f"{prefix}.{leaf}" if prefix else leaf
+
+
+def _output_layer(net: nn.Module, head: str) -> tuple[str, ...]:
+    """The names of the head's tensors whose first dimension counts the classes."""
+    last = None
+    for prefix, module in net.get_submodule(head).named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim >= 2:
+            last = (prefix, module)
+    if last is None:
+        raise ArchitectureError(f"the head {head!r} has no layer with a weight matrix.")
+    name = f"{head}.{last[0]}" if last[0] else head
+    width = last[1].weight.shape[0]
+    return tuple(
+        f"{name}.{n}"
+        for n, p in last[1].named_parameters(recurse=False)
+        if p.ndim and p.shape[0] == width
+    )
+
+
+def _as_code(net: nn.Module, mode: Mode) -> nn.Module:
+    """A copy of the network on the meta device, ties kept, in one of three modes."""
+    memo: dict[int, Any] = {}
+    for parameter in net.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+    for buffer in net.buffers():
+        memo[id(buffer)] = buffer.detach().to("meta")
+    code = copy.deepcopy(net, memo)
+    code.train(mode == "train")
+    for module in code.modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            module.num_batches_tracked = (
+                None  # nothing reads the count, and adding to it costs a launch
+            )
+            if mode == "calibrate":
+                module.train()
+                module.momentum = 1.0  # the statistics of exactly this batch
+    return code
+
+
+def _check_head(net: nn.Module, head: str) -> None:
+    modules = dict(net.named_modules())
+    if head and head in modules:
+        return
+    candidates = [
+        n for n, m in modules.items() if n and any(p.ndim >= 2 for p in m.parameters(recurse=False))
+    ]
+    raise ArchitectureError(
+        f"the network has no head named {head!r}. Layers that could be the head: "
+        f"{', '.join(reversed(candidates)) or 'none'}. Say which: "
+        "Architecture(net, head=…)."
+    )
+
+
+def _check_tensors(net: nn.Module) -> None:
+    """Refuse networks that keep values where they cannot be seen or are not there yet."""
+    known = {id(t) for t in [*net.parameters(), *net.buffers()]}
+    for prefix, module in net.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute in ("_parameters", "_buffers", "_modules"):
+                continue
+            held = value.values() if isinstance(value, dict) else value
+            items = list(held) if isinstance(value, (list, tuple, dict)) else [value]
+            if any(isinstance(i, Tensor) and id(i) not in known for i in items):
+                raise ArchitectureError(
+                    f"{type(module).__name__} {prefix or '(the network)'} keeps a tensor in "
+                    f"{attribute!r}, outside parameters and buffers; use register_buffer."
+                )
+    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
+        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+            raise ArchitectureError(f"{name!r} has no shape yet; run the lazy network once first.")

@@ -1,0 +1,122 @@
+"""Batches of a task's data on the training device: resident where they fit, else streamed.
+
+Data stay as the user gave them (uint8 pixels, say) and are normalised batch by batch on the device.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tinysubnets import seeds
+from tinysubnets.augment import Augmentation, augment
+from tinysubnets.task import Normalisation, Split
+
+RESIDENT_BYTES = 4 << 30  # larger splits are streamed from where they are
+PREFETCH = 3
+
+
+class Batches:
+    """A split of a task, served in normalised batches on one device."""
+
+    def __init__(
+        self,
+        split: Split,
+        normalisation: Normalisation,
+        device: torch.device | str,
+        *,
+        resident_bytes: int = RESIDENT_BYTES,
+    ) -> None:
+        self.split, self.normalisation = split, normalisation
+        self.device = torch.device(device)
+        self.labels = split.labels.to(self.device)
+        self.resident: Tensor | None = None
+        if split.size_bytes() <= resident_bytes:
+            self.resident = split.inputs().to(self.device)
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def order(self, *parts: int | str) -> Tensor:
+        """A random order of all samples, drawn on the device from the given seed and path."""
+        generator = seeds.generator(self.device, *parts)
+        return torch.randperm(len(self), generator=generator, device=self.device)
+
+    def normalised(self, raw: Tensor) -> Tensor:
+        """What the network sees of raw inputs."""
+        return self.normalisation(raw)
+
+    def epoch(
+        self,
+        order: Tensor,
+        batch_size: int,
+        augmentation: Augmentation | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Full batches in the given order; the last is filled up from the order's beginning.
+
+        Equal shapes keep compiled and captured steps valid, and no batch is ever too small for
+        batch statistics.
+        """
+        size = min(batch_size, len(order))
+        steps = -(-len(order) // size)
+        filled = torch.cat([order, order[: steps * size - len(order)]])
+        for raw, labels in self.raw(list(filled.split(size))):
+            if augmentation is not None:
+                raw = augment(raw, augmentation, generator)
+            yield self.normalised(raw), labels
+
+    def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches in the data's own order, of nearly equal sizes; at most `limit` samples."""
+        count = len(self) if limit is None else min(limit, len(self))
+        positions = torch.arange(count, device=self.device)
+        if limit is not None and count < len(self):
+            # Spread over the whole set, so that sorted data are not cut to their first classes.
+            positions = positions * len(self) // count
+        for raw, labels in self.raw(list(positions.tensor_split(max(1, -(-count // batch_size))))):
+            yield self.normalised(raw), labels
+
+    def raw(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Raw inputs and labels at lists of positions; read ahead in a thread where streamed."""
+        if self.resident is not None:
+            for where in positions:
+                yield self.resident[where], self.labels[where]
+            return
+        yield from self._streamed(positions)
+
+    def _streamed(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        ready: queue.Queue[Tensor | BaseException | None] = queue.Queue(PREFETCH)
+        stop = threading.Event()
+
+        def read() -> None:
+            try:
+                for where in positions:
+                    inputs = self.split.inputs(where.cpu())
+                    pinned = inputs.pin_memory() if self.device.type == "cuda" else inputs
+                    while not stop.is_set():
+                        try:
+                            ready.put(pinned, timeout=0.1)
+                            break
+                        except queue.Full:
+                            continue
+                    if stop.is_set():
+                        return
+            except BaseException as error:  # handed over: the reader's error is the caller's
+                ready.put(error)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        try:
+            for where in positions:
+                item = ready.get()
+                if isinstance(item, BaseException):
+                    raise item
+                assert item is not None
+                yield item.to(self.device, non_blocking=True), self.labels[where]
+        finally:
+            stop.set()
+            thread.join()

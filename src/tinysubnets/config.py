@@ -1,0 +1,182 @@
+"""Settings as frozen dataclasses: built from dictionaries, overridden by key=value, kept as TOML.
+
+Every settings class stands beside the code it steers; this module knows none of them. Unknown keys
+are errors that name the nearest known key, and values are checked against the annotated types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from tinysubnets.errors import SettingError, unknown
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any] | T | None = None, where: str = "") -> T:
+    """A settings dataclass made from a dictionary; nested classes from nested dictionaries."""
+    if isinstance(values, cls):
+        return values
+    if values is None:
+        values = {}
+    if not isinstance(values, Mapping):
+        raise SettingError(
+            f"{where or cls.__name__}: expected a table of settings, got {values!r}."
+        )
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    kwargs = {}
+    for key, value in values.items():
+        path = f"{where}.{key}" if where else key
+        if key not in fields:
+            raise SettingError(
+                unknown("setting", path, [f"{where}.{n}" if where else n for n in fields])
+            )
+        kwargs[key] = _coerce(value, hints[key], path)
+    return cls(**kwargs)
+
+
+def _coerce(value: Any, hint: Any, path: str) -> Any:
+    """The value as the annotated type, or an error that says what was given and what is allowed."""
+    if hint is Any:
+        return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return build(hint, value, path)
+    if origin is typing.Literal:
+        if any(value == a and type(value) is type(a) for a in args):
+            return value
+        allowed = ", ".join(repr(a) for a in args)
+        raise SettingError(f"{path} = {value!r} is not allowed; choose one of {allowed}.")
+    if origin in (typing.Union, types.UnionType):
+        for arg in args:
+            try:
+                return _coerce(value, arg, path)
+            except SettingError:
+                continue
+        raise SettingError(f"{path} = {value!r} is not allowed; expected {_describe(hint)}.")
+    if origin is tuple and isinstance(value, (list, tuple)):
+        inner = args[0] if args else Any
+        return tuple(_coerce(v, inner, path) for v in value)
+    if origin is dict and isinstance(value, Mapping):
+        return dict(value)
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, bool):
+        raise SettingError(f"{path} = {value!r} is not allowed; expected a whole number.")
+    if isinstance(hint, type) and isinstance(value, hint):
+        return value
+    if value == "none" and hint is type(None):  # TOML has no null
+        return None
+    raise SettingError(f"{path} = {value!r} is not allowed; expected {_describe(hint)}.")
+
+
+def _describe(hint: Any) -> str:
+    """The annotated type in words."""
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(repr(a) for a in typing.get_args(hint))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_describe(a) for a in typing.get_args(hint))
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        type(None): '"none"',
+    }
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """The settings as plain nested dictionaries, with None written as "none" as in TOML files."""
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = to_dict(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        out[field.name] = "none" if value is None else value
+    return out
+
+
+def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """A copy of nested settings with `a.b=value` assignments applied; values are read as TOML."""
+    out = _deep_copy(values)
+    for assignment in assignments:
+        path, separator, text = assignment.partition("=")
+        keys = [k.strip() for k in path.split(".")]
+        if not separator or not all(keys):
+            raise SettingError(
+                f"cannot read the setting {assignment!r}; write key=value, "
+                "for example training.epochs=5."
+            )
+        table = out
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise SettingError(f"{path}: {key!r} is a value, not a table of settings.")
+        table[keys[-1]] = _parse(text.strip())
+    return out
+
+
+def _parse(text: str) -> Any:
+    """A value written as in TOML, or else the text itself, so that quotes are optional."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _deep_copy(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+
+
+def merge(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with those of `extra` laid over those of `base`."""
+    out = _deep_copy(base)
+    for key, value in extra.items():
+        old = out.get(key)
+        both = isinstance(value, Mapping) and isinstance(old, Mapping)
+        out[key] = merge(old, value) if both else value  # type: ignore[arg-type]
+    return out
+
+
+def to_toml(values: Mapping[str, Any], prefix: str = "") -> str:
+    """Nested settings as TOML text: plain values first, then one table per dictionary."""
+    plain = {k: v for k, v in values.items() if not isinstance(v, Mapping)}
+    lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in plain.items()]
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            name = f"{prefix}{_toml_key(key)}"
+            lines += ["", f"[{name}]", to_toml(value, f"{name}.").rstrip()]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() else _toml_string(key)
+
+
+def _toml_string(text: str) -> str:
+    """A basic TOML string; control characters and quotes escaped."""
+    out = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in out) + '"'
+
+
+def _toml_value(value: Any) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        return _toml_string(value)
+    raise SettingError(f"cannot write {value!r} as TOML.")

@@ -1,0 +1,82 @@
+"""The closed list of errors that this package raises on purpose.
+
+    TinySubNetsError
+    ├── SettingError        a setting, name or recipe key that does not exist or is out of range
+    ├── ArchitectureError   a network that cannot be wrapped or does not fit the data
+    ├── TaskError           data or a task name that cannot be learned or is unknown
+    ├── CapacityError       no free weights left where the chosen sharing needs them
+    ├── DataError           a data set that is missing, incomplete or corrupt
+    ├── RunError            a run folder that is busy, foreign or cannot be written
+    └── ArtifactError       a model file, one of:
+        ├── FormatError     not a model of ours, or of an unknown format version
+        ├── DamageError     truncated, padded, altered or inconsistent
+        ├── MismatchError   the network given does not match the recorded one
+        └── ConflictError   saving would overwrite a model this store did not come from
+
+`CapacityWarning` is the one warning: it says, once, that a bank has run out of free weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TinySubNetsError(Exception):
+    """Anything this package raises on purpose."""
+
+
+class SettingError(TinySubNetsError, ValueError):
+    """A setting, name or recipe key that does not exist or is out of range."""
+
+
+class ArchitectureError(TinySubNetsError, ValueError):
+    """A network that cannot be wrapped or does not fit the data."""
+
+
+class TaskError(TinySubNetsError, ValueError):
+    """Data or a task name that cannot be learned or is unknown."""
+
+
+class CapacityError(TinySubNetsError, RuntimeError):
+    """No free weights are left where the chosen kind of sharing needs them."""
+
+
+class DataError(TinySubNetsError, RuntimeError):
+    """A data set that is missing, incomplete or corrupt."""
+
+
+class RunError(TinySubNetsError, RuntimeError):
+    """A run folder that is busy, foreign or cannot be written."""
+
+
+class ArtifactError(TinySubNetsError, RuntimeError):
+    """A model file that cannot be read or written."""
+
+
+class FormatError(ArtifactError):
+    """Not a model of ours, or of an unknown format version."""
+
+
+class DamageError(ArtifactError):
+    """A model file that is truncated, padded, altered or inconsistent."""
+
+
+class MismatchError(ArtifactError):
+    """The network given does not match the one the model was made with."""
+
+
+class ConflictError(ArtifactError):
+    """Saving would overwrite a model that this store was not loaded from."""
+
+
+class CapacityWarning(UserWarning):
+    """A bank has no free weights left; learning goes on by mask alone."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for a name that does not exist: what was given, the nearest name, all names."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}."

@@ -1,0 +1,71 @@
+"""The flat layout of shared weights: where each tensor and its mask blocks stand in one vector.
+
+All shared weights of a network form one vector of N values, tensor after tensor; scores, masks and
+ownership form one vector of blocks. With `block=1` the two coincide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tinysubnets.architecture import Specification
+from tinysubnets.errors import SettingError
+from tinysubnets.masks import Blocks, blocks_of
+
+
+class Layout:
+    """Positions of tensors and of their mask blocks in the flat vectors of one architecture."""
+
+    def __init__(self, shared: Sequence[Specification], block: int = 1) -> None:
+        if not isinstance(block, int) or block < 1:
+            raise SettingError(
+                f"block = {block!r} is not allowed; give a whole number of at least 1."
+            )
+        self.shared, self.block = tuple(shared), block
+        self.blocks: tuple[Blocks, ...] = tuple(blocks_of(s.shape, block) for s in shared)
+        self.segments = _segments([s.numel for s in shared])
+        self.block_segments = _segments([b.num for b in self.blocks])
+        self.num_weights = self.segments[-1][1]
+        self.num_blocks = self.block_segments[-1][1]
+        self.is_identity = all(b.width == 1 for b in self.blocks)
+
+    def expand(self, blocks: Tensor) -> Tensor:
+        """A value per weight [..., N] from a value per block [..., blocks]."""
+        if self.is_identity:
+            return blocks
+        parts = [
+            b.expand(blocks[..., i:j])
+            for b, (i, j) in zip(self.blocks, self.block_segments, strict=True)
+        ]
+        return torch.cat(parts, -1)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over each block [..., blocks] of a value per weight [..., N]."""
+        if self.is_identity:
+            return values
+        parts = [
+            b.sum(values[..., i:j]) for b, (i, j) in zip(self.blocks, self.segments, strict=True)
+        ]
+        return torch.cat(parts, -1)
+
+    @cached_property
+    def block_sizes(self) -> Tensor:
+        """How many weights each block holds."""
+        return torch.cat([b.sizes() for b in self.blocks])
+
+    def keep(self, density: float) -> tuple[int, ...]:
+        """How many blocks of each tensor a mask of this density holds; at least one."""
+        return tuple(max(1, round(density * b.num)) for b in self.blocks)
+
+
+def _segments(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Start and stop of consecutive parts with the given sizes."""
+    out, start = [], 0
+    for size in sizes:
+        out.append((start, start + size))
+        start += size
+    return tuple(out)

@@ -1,0 +1,1 @@
+"""Learners: objects that learn tasks one after the other."""

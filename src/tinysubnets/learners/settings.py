@@ -1,0 +1,109 @@
+"""The settings of TinySubNets: one main dial, `density`, and the choices the paper leaves open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tinysubnets.errors import SettingError
+
+
+@dataclass(frozen=True)
+class TSNSettings:
+    """What TinySubNets does with each task.
+
+    - `density`: the share of shared weights a task's mask keeps.
+    - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
+      `tolerance` of validation accuracy; 32 stores weights as they are.
+    - `training_bits`: the width while training with bits "auto".
+    - `sharing`: "values" lets a task use what earlier tasks own, "none" keeps tasks disjoint.
+    - `block`: mask bits cover this many neighbours of a row, or a whole convolution kernel.
+    - `max_banks`, `threshold`: a task farther than `threshold` from all others opens a new bank
+      (1 = as alike as two halves of one task) while there are fewer than `max_banks`.
+    - `memory`, `memory_samples`: what is kept of how many samples to tell tasks apart.
+    - `post_pruning`: whether Algorithm 2 runs after training.
+    - `scores`: "cold" starts fresh, "warm" with the mask of the bank's `warm_from` task on top.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `codebooks`: one per "layer" or one per "task".
+    - `private_bits`: how heads, biases and norms are stored; "auto" takes the narrowest form that
+      loses at most `private_tolerance` of validation accuracy.
+    - `distillation`: the weight λ of the layer-wise loss.
+    """
+
+    density: float = 0.3
+    bits: Literal["auto"] | int = "auto"
+    first_bits: int = 2
+    training_bits: int = 4
+    tolerance: float = 0.005
+    sharing: Literal["values", "none"] = "values"
+    block: int = 1
+    max_banks: int = 2
+    threshold: float = 3.0
+    memory: Literal["statistics", "samples"] | None = "statistics"
+    memory_samples: int = 50
+    post_pruning: bool = True
+    scores: Literal["cold", "warm"] = "cold"
+    warm_from: Literal["last", "similar"] = "last"
+    init: Literal["seeded", "given"] = "seeded"
+    scale: Literal["kaiming", "xavier"] = "kaiming"
+    codebooks: Literal["layer", "task"] = "layer"
+    private_bits: Literal["auto"] | int = "auto"
+    private_tolerance: float = 0.002
+    distillation: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _need(0 < self.density <= 1, "density", self.density, "a share above 0, at most 1")
+        _need(
+            self.bits == "auto" or self.bits in (*range(2, 9), 32),
+            "bits",
+            self.bits,
+            "'auto', 2 to 8, or 32",
+        )
+        _need(2 <= self.first_bits <= 8, "first_bits", self.first_bits, "2 to 8")
+        _need(
+            self.training_bits in (*range(2, 9), 32),
+            "training_bits",
+            self.training_bits,
+            "2 to 8, or 32",
+        )
+        _need(self.block >= 1, "block", self.block, "a whole number of at least 1")
+        _need(self.max_banks >= 1, "max_banks", self.max_banks, "a whole number of at least 1")
+        _need(self.threshold >= 0, "threshold", self.threshold, "a number of at least 0")
+        _need(self.memory_samples >= 4, "memory_samples", self.memory_samples, "at least 4")
+        _need(
+            self.tolerance >= 0 and self.private_tolerance >= 0,
+            "tolerance",
+            self.tolerance,
+            "at least 0",
+        )
+        _need(
+            self.private_bits == "auto" or self.private_bits in (4, 5, 6, 7, 8, 16, 32),
+            "private_bits",
+            self.private_bits,
+            "'auto', 4 to 8, 16, or 32",
+        )
+        _need(self.distillation >= 0, "distillation", self.distillation, "at least 0")
+        _need(
+            self.memory is not None or self.max_banks == 1 or self.sharing == "none",
+            "memory",
+            self.memory,
+            "'statistics' or 'samples' where max_banks > 1, to tell tasks apart",
+        )
+
+    @property
+    def width_in_training(self) -> int:
+        """The width of a code while training: the fixed one, else `training_bits`."""
+        return self.training_bits if self.bits == "auto" else int(self.bits)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "tsn": {},
+    "tsn-wr": {"max_banks": 1, "memory": None},
+    "tsn-wr-wpp": {"max_banks": 1, "memory": None, "post_pruning": False},
+}
+
+
+def _need(fine: bool, name: str, value: object, allowed: str) -> None:
+    if not fine:
+        raise SettingError(f"{name} = {value!r} is not allowed; give {allowed}.")

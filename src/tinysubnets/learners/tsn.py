@@ -1,0 +1,260 @@
+"""TinySubNets: the learner, and the lesson that teaches it one task step by step.
+
+learner = TinySubNets(Architecture(net, head="fc"), density=0.1)
+learner.learn(task)                       # or, in visible steps:
+
+lesson = learner.begin(task)
+while not lesson.finished:
+    print(lesson.epoch())
+lesson.finish()
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinysubnets import config
+from tinysubnets.architecture import Architecture
+from tinysubnets.bank import Bank
+from tinysubnets.errors import CapacityWarning, SettingError, TaskError
+from tinysubnets.learners.banks import choose_bank, remember
+from tinysubnets.learners.compress import compress
+from tinysubnets.learners.settings import TSNSettings
+from tinysubnets.pruning import PruningSettings
+from tinysubnets.start import Origin, Start, starting_point, warm_scores
+from tinysubnets.store import SubnetStore
+from tinysubnets.subnet import BankDecision, Subnet
+from tinysubnets.task import Task
+from tinysubnets.task_module import Compression, TaskModule
+from tinysubnets.training import EpochReport, Training, TrainingSettings
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What learning one task came to."""
+
+    name: str
+    bank: int
+    reason: str
+    bits: int
+    density: float
+    owned_before_pruning: float
+    owned_after_pruning: float
+    valid_accuracy: float
+    best_epoch: int
+    training_seconds: float
+    pruning_seconds: float
+
+
+class TinySubNets:
+    """A learner of many tasks in one network that forgets nothing; see `TSNSettings`."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        training: TrainingSettings | Mapping | None = None,
+        pruning: PruningSettings | Mapping | None = None,
+        device: str | torch.device = "cpu",
+        store: SubnetStore | None = None,
+        **settings: Any,
+    ) -> None:
+        self.settings = config.build(TSNSettings, settings)
+        self.training = config.build(TrainingSettings, training, "training")
+        self.pruning = config.build(PruningSettings, pruning, "pruning")
+        self.device = pick_device(device)
+        self.architecture = architecture
+        self.given = _given(architecture) if self.settings.init == "given" else None
+        self.store = store or SubnetStore(
+            architecture, block=self.settings.block, device=self.device
+        )
+        self.store.settings = self._recorded_settings()
+        self.reports: dict[str, TaskReport] = {}
+        self._has_warned = False
+
+    def begin(self, task: Task) -> Lesson:
+        """Check a task, choose its bank, and set up its training; nothing is learned yet."""
+        if not isinstance(task, Task):
+            raise TaskError(f"a Task is needed, not {type(task).__name__}; see Task.from_arrays.")
+        if task.name in self.store.subnets:
+            raise TaskError(
+                f"a task named {task.name!r} has been learned already; "
+                "learned tasks never change, so choose another name."
+            )
+        return Lesson(self, task)
+
+    def learn(self, task: Task) -> Subnet:
+        """Learn a task to its end and keep it for ever."""
+        lesson = self.begin(task)
+        while not lesson.finished:
+            lesson.epoch()
+        return lesson.finish()
+
+    def logits(self, task: str | None, inputs: Any) -> Tensor:
+        """The class scores of a learned task for raw inputs."""
+        if task is None:
+            raise TaskError("this method needs to know the task of its inputs: give its name.")
+        return self.store.logits(task, inputs)
+
+    def predict(self, task: str, inputs: Any) -> np.ndarray:
+        """The user's own labels for raw inputs of a learned task."""
+        return self.store.predict(task, inputs)
+
+    def _recorded_settings(self) -> dict[str, Any]:
+        """What a saved store keeps of the learner, so that learning can go on from it."""
+        recorded: dict[str, Any] = {
+            "tsn": config.to_dict(self.settings),
+            "training": config.to_dict(self.training),
+            "pruning": config.to_dict(self.pruning),
+        }
+        if self.given is not None:
+            recorded["given"] = _hash(self.given)
+        return recorded
+
+    def _warn_once(self, bank: int) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"bank {bank} has no free weights left; later tasks are learned by mask "
+                "alone, from the values that earlier tasks own.",
+                CapacityWarning,
+                stacklevel=4,
+            )
+
+
+class Lesson:
+    """One task being learned: epochs one at a time, then `finish()`, which keeps it for ever."""
+
+    def __init__(self, learner: TinySubNets, task: Task) -> None:
+        self.learner, self.task = learner, task
+        settings, store = learner.settings, learner.store
+        self.number = len(store.subnets)
+        self.memory = remember(task, settings)
+        self.decision: BankDecision = choose_bank(store, self.memory, settings)
+        is_new = self.decision.bank >= len(store.banks)
+        bank = Bank(store.layout) if is_new else store.banks[self.decision.bank]
+        start = self._start()
+        keep = store.layout.keep(settings.density)
+        free = bank.free_per_tensor()
+        if settings.sharing == "none":
+            keep = tuple(min(k, f) for k, f in zip(keep, free, strict=True))
+        elif sum(free) == 0:
+            learner._warn_once(self.decision.bank)
+        compression = Compression(
+            keep,
+            settings.width_in_training,
+            settings.sharing == "values",
+            settings.codebooks,
+            settings.distillation,
+        )
+        self.module = TaskModule(learner.architecture, store.layout, bank, start, compression)
+        self._try_network()
+        self.training = Training(
+            self.module,
+            task,
+            learner.training,
+            seed=settings.seed,
+            number=self.number,
+            device=learner.device,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done, so that `finish()` is next."""
+        return self.training.finished
+
+    def epoch(self) -> EpochReport:
+        """Train one epoch."""
+        return self.training.epoch()
+
+    def finish(self) -> Subnet:
+        """Take the best epoch, quantize, prune and claim it; the task is learned."""
+        self.training.restore_best_()
+        subnet, seconds = compress(self)
+        self.learner.store.add_(subnet)
+        bank = self.learner.store.banks[subnet.bank]
+        kept = self.learner.store.layout.block_sizes[subnet.mask].sum()
+        self.learner.reports[subnet.name] = TaskReport(
+            subnet.name,
+            subnet.bank,
+            self.decision.reason,
+            subnet.bits,
+            float(kept) / bank.layout.num_weights,
+            subnet.owned_before_pruning,
+            bank.owned_share(),
+            subnet.valid_accuracy,
+            self.training.progress.best_epoch,
+            self.training.progress.seconds,
+            seconds,
+        )
+        return subnet
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything needed to go on with this lesson later, taken between two epochs."""
+        return self.training.state()
+
+    def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a state of a lesson on the same task and the same store."""
+        self.training.restore_(tensors, numbers)
+        self.module.is_fresh = self.training.progress.epoch == 0
+
+    def _start(self) -> Start:
+        learner, settings = self.learner, self.learner.settings
+        origin = Origin(settings.seed, self.decision.bank, self.number, settings.scale)
+        start = starting_point(
+            learner.architecture, learner.store.layout, origin, self.task.num_classes, learner.given
+        )
+        members = learner.store.members(self.decision.bank)
+        if settings.scores == "cold" or not members:
+            return start
+        example = members[-1]
+        if settings.warm_from == "similar" and self.decision.nearest is not None:
+            near = learner.store.subnet(self.decision.nearest)
+            example = near if near.bank == self.decision.bank else example
+        return Start(
+            warm_scores(start.scores, example.mask, learner.store.layout), start.free, start.private
+        )
+
+    def _try_network(self) -> None:
+        """Fail now, with an explanation, if the network cannot take this task's inputs."""
+        raw = self.task.train.inputs(torch.arange(min(2, len(self.task.train))))
+        tensors = {n: t.detach() for n, t in self.module.tensors(self.module.free.detach()).items()}
+        self.learner.architecture.check(
+            tensors, self.task.normalisation(raw), self.task.num_classes
+        )
+
+
+def pick_device(name: str | torch.device) -> torch.device:
+    """The device of that name; "auto" means a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise SettingError(
+            f"device = {name!r} is not allowed; give 'auto', 'cpu' or 'cuda'."
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError("device = 'cuda', but this machine has no GPU that torch can use.")
+    return device
+
+
+def _given(architecture: Architecture) -> dict[str, Tensor]:
+    """A copy of the weights of the network as the user gave it."""
+    return {n: t.detach().float().cpu().clone() for n, t in architecture.given.items()}
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        sha.update(name.encode())
+        sha.update(tensors[name].numpy().tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,108 @@
+"""A subnet: what one learned task consists of, and the coded values it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tinysubnets.codebook import assign, fit, round_centres
+from tinysubnets.divergence import Statistics
+from tinysubnets.task import Label, Normalisation
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Values as they are stored: codes into a few centres, or the values themselves.
+
+    `values` holds the centres, or without `codes` the values in order. They take 16 bits each where
+    all of them are exact in float16, else 32.
+    """
+
+    values: Tensor
+    codes: Tensor | None = None
+    bits: int = 0
+
+    def decode(self) -> Tensor:
+        """The values that the codes stand for, as a float32 vector."""
+        return self.values if self.codes is None else self.values[self.codes.long()]
+
+    def __len__(self) -> int:
+        return len(self.values) if self.codes is None else len(self.codes)
+
+    @property
+    def value_bits(self) -> int:
+        """16 where every value survives float16 unchanged, else 32."""
+        return 16 if torch.equal(self.values.half().float(), self.values) else 32
+
+    @property
+    def size_bits(self) -> int:
+        """The plain packed size: all codes plus all centres."""
+        codes = 0 if self.codes is None else len(self.codes) * self.bits
+        return codes + len(self.values) * self.value_bits
+
+
+def code(values: Tensor, bits: int, *, centres: Tensor | None = None) -> Coded:
+    """Values coded with `bits` bits each: 32 keeps them, 16 rounds them, fewer use a codebook.
+
+    Where there are no more values than centres, the values themselves are kept.
+    """
+    values = values.detach().float().cpu()
+    if bits >= 32:
+        return Coded(values.clone())
+    if bits >= 16 or len(values) <= 2**bits:
+        return Coded(round_centres(values) if bits < 16 else _halved(values))
+    if centres is None:
+        centres = fit(values, 2**bits)
+    centres = round_centres(centres)
+    return Coded(centres, assign(values, centres).to(torch.uint8), bits)
+
+
+def _halved(values: Tensor) -> Tensor:
+    """Values rounded to float16, or unchanged where one of them would overflow."""
+    halves = values.half().float()
+    return halves if bool(torch.isfinite(halves).all()) else values.clone()
+
+
+@dataclass(frozen=True)
+class BankDecision:
+    """Which bank a task went to, how far it was from each earlier task, and why."""
+
+    bank: int
+    reason: str
+    divergences: Mapping[str, float] = field(default_factory=dict)
+    nearest: str | None = None
+
+
+@dataclass(frozen=True)
+class Subnet:
+    """One learned task: its bank, mask, own coded weights, private tensors and what it remembers.
+
+    `own` has one entry per shared tensor: the weights that this task was the first of its bank to
+    use, in the order of the flat vector. `shapes` are those of the private tensors.
+    """
+
+    name: str
+    classes: tuple[Label, ...]
+    normalisation: Normalisation
+    bank: int
+    mask: Tensor
+    bits: int
+    own: tuple[Coded, ...]
+    private: Mapping[str, Coded]
+    shapes: Mapping[str, tuple[int, ...]]
+    memory: Statistics | Tensor | None = None
+    decision: BankDecision | None = None
+    valid_accuracy: float = float("nan")
+    owned_before_pruning: float = float("nan")
+
+    @property
+    def num_new(self) -> int:
+        """How many weights this task added to its bank."""
+        return sum(len(c) for c in self.own)
+
+    def private_tensors(self) -> dict[str, Tensor]:
+        """The private tensors as the network takes them, by name."""
+        return {n: c.decode().reshape(self.shapes[n]) for n, c in self.private.items()}

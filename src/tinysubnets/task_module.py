@@ -1,0 +1,204 @@
+"""The module that is trained: free values, scores and private tensors of one task over a bank.
+
+The effective weight is mask ⊙ where(owned, bank value, Q(free value)), built inside the forward
+pass. Owned values are buffers, not parameters: no optimizer can move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tinysubnets.architecture import Architecture
+from tinysubnets.bank import Bank
+from tinysubnets.codebook import refresh, snap
+from tinysubnets.layout import Layout
+from tinysubnets.masks import straight_through, top_k_segments
+from tinysubnets.start import Start
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How a task's weights are selected and quantized while it is trained.
+
+    `keep` counts the mask's blocks per tensor; `bits` of 32 means no quantization; `share` says
+    whether owned weights may be selected; `scope` gives every layer a codebook or the task one;
+    `distillation` is the weight λ of the layer-wise loss.
+    """
+
+    keep: tuple[int, ...]
+    bits: int = 4
+    share: bool = True
+    scope: Literal["layer", "task"] = "layer"
+    distillation: float = 0.0
+
+
+def code_segments(layout: Layout, scope: Literal["layer", "task"]) -> tuple[tuple[int, int], ...]:
+    """The parts of the flat vector that have a codebook each."""
+    return layout.segments if scope == "layer" else ((0, layout.num_weights),)
+
+
+class TaskModule(nn.Module):
+    """One task in training over a bank: what the optimizer and the compiler see."""
+
+    bank_values: Tensor
+    owned: Tensor
+    owned_weights: Tensor
+    centres: Tensor
+    hints: Tensor
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        layout: Layout,
+        bank: Bank,
+        start: Start,
+        compression: Compression,
+    ) -> None:
+        super().__init__()
+        self.architecture, self.layout, self.compression = architecture, layout, compression
+        self.free = nn.Parameter(start.free.clone())
+        self.scores = nn.Parameter(start.scores.clone())
+        self.names = [n for n in start.private if n not in architecture.statistics]
+        self.private = nn.ParameterList(
+            [nn.Parameter(start.private[n].clone()) for n in self.names]
+        )
+        self.statistics = nn.ParameterList(
+            [
+                nn.Parameter(start.private[n].clone(), requires_grad=False)
+                for n in architecture.statistics
+            ]
+        )
+        self.constant_names = list(architecture.constants)
+        for i, name in enumerate(self.constant_names):
+            self.register_buffer(
+                f"constant_{i}", architecture.constants[name].clone(), persistent=False
+            )
+        self.register_buffer("bank_values", bank.values, persistent=False)
+        self.register_buffer("owned", bank.owned, persistent=False)
+        self.register_buffer("owned_weights", layout.expand(bank.owned), persistent=False)
+        num_centres = 2**compression.bits if compression.bits < 32 else 1
+        self.code_segments = code_segments(layout, compression.scope)
+        self.register_buffer("centres", torch.zeros(len(self.code_segments), num_centres))
+        self.register_buffer("hints", torch.zeros(len(layout.segments)))
+        self.bounds = [
+            (i, j, k) for (i, j), k in zip(layout.block_segments, compression.keep, strict=True)
+        ]
+        self.is_fresh = True
+
+    @torch.no_grad()
+    def mask(self) -> Tensor:
+        """The boolean mask of the current scores: exactly k blocks of each tensor."""
+        allowed = None if self.compression.share else ~self.owned
+        mask, hints = top_k_segments(self.scores.detach().abs(), self.bounds, self.hints, allowed)
+        self.hints.copy_(hints)
+        return mask
+
+    @torch.no_grad()
+    def refresh_(self) -> None:
+        """Fit the training codebooks anew to the task's own kept weights."""
+        if self.compression.bits >= 32:
+            return
+        own = self.layout.expand(self.mask() & ~self.owned)
+        previous = None if self.is_fresh else self.centres
+        self.centres.copy_(
+            refresh(self.free.detach(), own, self.code_segments, self.centres.shape[-1], previous)
+        )
+        self.is_fresh = False
+
+    def quantized(self) -> Tensor:
+        """Q(free): each value's nearest centre going forward, the value itself going backward."""
+        if self.compression.bits >= 32:
+            return self.free
+        near = snap(self.free.detach(), self.centres, self.code_segments)
+        return near + (self.free - self.free.detach())
+
+    def effective(self) -> Tensor:
+        """The flat effective weights that training differentiates through."""
+        mask = self.layout.expand(straight_through(self.mask(), self.scores))
+        return mask * torch.where(self.owned_weights, self.bank_values, self.quantized())
+
+    def tensors(self, weights: Tensor) -> dict[str, Tensor]:
+        """All tensors of the network with the given flat shared weights."""
+        out = self.architecture.split(weights) | dict(zip(self.names, self.private, strict=True))
+        out |= dict(zip(self.architecture.statistics, self.statistics, strict=True))
+        return out | self.constants()
+
+    def constants(self) -> dict[str, Tensor]:
+        """The network's constant buffers, on the module's device."""
+        return {n: getattr(self, f"constant_{i}") for i, n in enumerate(self.constant_names)}
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters that training moves, by kind."""
+        return {"free": [self.free], "scores": [self.scores], "private": list(self.private)}
+
+    def measured_tensors(self) -> dict[str, Tensor]:
+        """All tensors of the network as it would be used now."""
+        return {n: t.detach() for n, t in self.tensors(self.final_weights()).items()}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores of normalised inputs, in training mode."""
+        return self.architecture(self.tensors(self.effective()), inputs, "train")
+
+    def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+        """Cross-entropy, plus λ times how far compression moves the output of each layer."""
+        if self.compression.distillation == 0:
+            return functional.cross_entropy(self(inputs), labels, class_weights)
+        full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
+        with _layer_losses(self.architecture, self.architecture.split(full)) as losses:
+            loss = functional.cross_entropy(self(inputs), labels, class_weights)
+        return loss + self.compression.distillation * torch.stack(losses).sum()
+
+    @torch.no_grad()
+    def final_weights(self, mask: Tensor | None = None) -> Tensor:
+        """The flat weights of the task as they are measured: exact zeros outside the mask."""
+        kept = self.layout.expand(self.mask() if mask is None else mask)
+        values = torch.where(self.owned_weights, self.bank_values, self.quantized())
+        return torch.where(kept, values, torch.zeros((), device=values.device))
+
+
+@contextmanager
+def _layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterator[list[Tensor]]:
+    """Collect, for each layer with shared weights, the MSE to its output with full weights.
+
+    The full side gets the compressed side's input and no gradient.
+    """
+    losses: list[Tensor] = []
+    inside = False
+
+    def compare(module: nn.Module, names: list[str], prefix: str) -> Any:
+        weights = {n[len(prefix) :]: full[n] for n in names}
+
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            nonlocal inside
+            if inside:
+                return
+            inside = True
+            with torch.no_grad():
+                target = torch.func.functional_call(module, weights, args, kwargs)
+            inside = False
+            losses.append(functional.mse_loss(_first(output), _first(target)))
+
+        return module.register_forward_hook(hook, with_kwargs=True)
+
+    code = architecture.code("train")
+    handles = [
+        compare(code.get_submodule(owner), names, f"{owner}." if owner else "")
+        for owner, names in architecture.layers()
+    ]
+    try:
+        yield losses
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first(output: Any) -> Tensor:
+    """The first tensor of a layer's output: attention and recurrent layers give several."""
+    return output if isinstance(output, Tensor) else _first(output[0])

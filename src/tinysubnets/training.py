@@ -1,0 +1,292 @@
+"""Training one task in visible steps: one epoch at a time, its whole state at hand in between."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tinysubnets import seeds
+from tinysubnets.architecture import Architecture
+from tinysubnets.augment import Augmentation
+from tinysubnets.batches import Batches
+from tinysubnets.errors import SettingError
+from tinysubnets.task import Task
+from tinysubnets.validation import Score, Validator
+
+PATIENCE = 6
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How every task is trained.
+
+    The learning rate falls from `learning_rate` to `final_rate`: by a cosine, or halved after six
+    epochs without a better validation loss ("plateau", ends below `final_rate`). `score_rate` is
+    the rate of mask scores, by default the same. `refreshes` counts codebook fits per epoch.
+    """
+
+    epochs: int = 40
+    batch_size: int = 32
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    learning_rate: float = 3e-3
+    final_rate: float = 1e-5
+    schedule: Literal["cosine", "plateau", "constant"] = "cosine"
+    score_rate: float | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    refreshes: int = 3
+    augmentation: Augmentation = field(default_factory=Augmentation)
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch_size", 1), ("refreshes", 1)):
+            if getattr(self, name) < least:
+                raise SettingError(
+                    f"training.{name} = {getattr(self, name)} is not allowed; "
+                    f"give a whole number of at least {least}."
+                )
+        if not 0 < self.final_rate <= self.learning_rate < math.inf:
+            raise SettingError(
+                f"training.learning_rate = {self.learning_rate} and final_rate = "
+                f"{self.final_rate} are not allowed; give 0 < final_rate <= learning_rate."
+            )
+
+
+class Trainable(Protocol):
+    """What can be trained: it has a loss, and can show the tensors it would be used with."""
+
+    architecture: Architecture
+
+    def loss(
+        self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None
+    ) -> Tensor: ...
+
+    def refresh_(self) -> None: ...
+
+    def groups(self) -> dict[str, list[nn.Parameter]]: ...
+
+    def measured_tensors(self) -> dict[str, Tensor]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What one epoch did."""
+
+    task: str
+    epoch: int
+    epochs: int
+    loss: float
+    valid_loss: float
+    valid_accuracy: float
+    learning_rate: float
+    seconds: float
+    is_best: bool
+
+
+@dataclass
+class Progress:
+    """Where training stands between two epochs, in plain numbers."""
+
+    epoch: int = 0
+    best_epoch: int = 0
+    best_accuracy: float = -1.0
+    best_loss: float = math.inf
+    lowest_loss: float = math.inf
+    waited: int = 0
+    halvings: int = 0
+    seconds: float = 0.0
+
+
+class Training:
+    """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it."""
+
+    def __init__(
+        self,
+        module: Any,
+        task: Task,
+        settings: TrainingSettings,
+        *,
+        seed: int,
+        number: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.module, self.task, self.settings = module.to(device), task, settings
+        self.device, self.path = torch.device(device), (seed, "training", number)
+        self.train = Batches(task.train, task.normalisation, device)
+        self.valid = Batches(task.valid, task.normalisation, device)
+        self.validator = Validator(module.architecture, self.train, self.valid)
+        self.class_weights = (
+            None
+            if task.class_weights is None
+            else torch.tensor(task.class_weights, dtype=torch.float32, device=device)
+        )
+        self.optimizer = _optimizer(module.groups(), settings)
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch is done, or the plateau rule has ended training."""
+        stopped = self.settings.schedule == "plateau" and self._rate(0) < self.settings.final_rate
+        return self.progress.epoch >= self.settings.epochs or stopped
+
+    def epoch(self) -> EpochReport:
+        """Train one epoch, validate, and keep the state if it is the best so far."""
+        begin = time.perf_counter()
+        total = torch.zeros((), device=self.device)
+        steps = self.num_steps
+        due = {round(i * steps / self.settings.refreshes) for i in range(self.settings.refreshes)}
+        for step, (inputs, labels) in enumerate(self._batches()):
+            if step in due:
+                self.module.refresh_()
+            self._set_rate((self.progress.epoch + step / steps) / self.settings.epochs)
+            total += self.step(inputs, labels)
+        return self._conclude(float(total) / steps, begin)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps per epoch."""
+        return -(-len(self.train) // min(self.settings.batch_size, len(self.train)))
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One optimizer step; gives the loss without waiting for it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.module.loss(inputs, labels, self.class_weights)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def validate(self) -> Score:
+        """The validation score of the network as it stands, with statistics of its own."""
+        return self.validator(self.module.measured_tensors())
+
+    def restore_best_(self) -> None:
+        """Go back to the best epoch by validation; masks follow from the restored scores."""
+        if self.best:
+            self.module.load_state_dict(self.best)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything needed to go on from here: tensors by name, and plain numbers."""
+        tensors = {f"module.{n}": t.detach().clone() for n, t in self.module.state_dict().items()}
+        tensors |= {f"best.{n}": t.clone() for n, t in self.best.items()}
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {
+                f"optimizer.{index}.{k}": v.detach().clone()
+                for k, v in values.items()
+                if isinstance(v, Tensor)
+            }
+        return tensors, asdict(self.progress)
+
+    def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a state taken at an epoch boundary, as if never interrupted."""
+        pick = {
+            p: {n[len(p) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{p}.")}
+            for p in ("module", "best", "optimizer")
+        }
+        self.module.load_state_dict(pick["module"])
+        self.best = {n: t.to(self.device) for n, t in pick["best"].items()}
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in pick["optimizer"].items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.progress = Progress(**numbers)
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches; order, augmentation and dropout follow from seed, task and epoch."""
+        path = (*self.path, self.progress.epoch)
+        order = self.train.order(*path, "order")
+        spec = self.settings.augmentation
+        generator = seeds.generator(self.device, *path, "augmentation") if spec.active else None
+        with _seeded(self.device, seeds.key(*path, "dropout") >> 1):
+            yield from self.train.epoch(
+                order, self.settings.batch_size, spec if spec.active else None, generator
+            )
+
+    def _conclude(self, loss: float, begin: float) -> EpochReport:
+        """Validate after an epoch and update what is best, the plateau and the clock."""
+        progress, result = self.progress, self.validate()
+        progress.epoch += 1
+        rank = (result.accuracy, -result.loss if math.isfinite(result.loss) else -math.inf)
+        is_best = not self.best or rank > (progress.best_accuracy, -progress.best_loss)
+        if is_best:
+            self.best = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
+            progress.best_epoch, progress.best_accuracy = progress.epoch, result.accuracy
+            progress.best_loss = result.loss
+        rate = self.optimizer.param_groups[0]["lr"]
+        self._watch_plateau(result.loss)
+        seconds = time.perf_counter() - begin
+        progress.seconds += seconds
+        return EpochReport(
+            self.task.name,
+            progress.epoch,
+            self.settings.epochs,
+            loss,
+            result.loss,
+            result.accuracy,
+            float(rate),
+            seconds,
+            is_best,
+        )
+
+    def _watch_plateau(self, loss: float) -> None:
+        progress = self.progress
+        if loss < progress.lowest_loss:
+            progress.lowest_loss, progress.waited = loss, 0
+            return
+        progress.waited += 1
+        if progress.waited >= PATIENCE:
+            progress.halvings, progress.waited = progress.halvings + 1, 0
+
+    def _rate(self, share: float) -> float:
+        """The learning rate after a share of all epochs."""
+        high, low = self.settings.learning_rate, self.settings.final_rate
+        if self.settings.schedule == "cosine":
+            return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
+        return high * 0.5**self.progress.halvings if self.settings.schedule == "plateau" else high
+
+    def _set_rate(self, share: float) -> None:
+        rate = self._rate(share)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
+
+
+def _optimizer(
+    groups: dict[str, list[nn.Parameter]], settings: TrainingSettings
+) -> torch.optim.Optimizer:
+    """The optimizer; mask scores have a rate of their own and are never decayed."""
+    factor = 1.0 if settings.score_rate is None else settings.score_rate / settings.learning_rate
+    table = [
+        {
+            "params": p,
+            "factor": factor if n == "scores" else 1.0,
+            "lr": settings.learning_rate,
+            "weight_decay": 0.0 if n == "scores" else settings.weight_decay,
+        }
+        for n, p in groups.items()
+        if p
+    ]
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(table, lr=settings.learning_rate, momentum=settings.momentum)
+    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    return kind(table, lr=settings.learning_rate)
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """The global generators seeded inside, and as they were outside: dropout draws from them."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,91 @@
+"""Validation: the accuracy of a candidate network, with statistics of that very network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tinysubnets.architecture import Architecture
+from tinysubnets.batches import Batches
+
+CALIBRATION_SAMPLES = 2000
+CHUNK = 2000
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a network did on a set: the share of correct answers and the mean cross-entropy."""
+
+    accuracy: float
+    loss: float
+
+
+def score(
+    architecture: Architecture, tensors: Mapping[str, Tensor], batches: Batches, chunk: int = CHUNK
+) -> Score:
+    """Accuracy and loss of the network with these tensors, in evaluation mode."""
+    correct = torch.zeros((), device=batches.device)
+    loss = torch.zeros((), device=batches.device)
+    with torch.no_grad():
+        for inputs, labels in batches.chunks(chunk):
+            logits = architecture(tensors, inputs).float()
+            correct += (logits.argmax(1) == labels).sum()
+            loss += functional.cross_entropy(logits, labels, reduction="sum")
+    return Score(float(correct) / len(batches), float(loss) / len(batches))
+
+
+@torch.no_grad()
+def calibrated(
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    batches: Batches,
+    limit: int | None = CALIBRATION_SAMPLES,
+    chunk: int = CHUNK,
+) -> dict[str, Tensor]:
+    """The tensors with normalisation statistics estimated anew on training data, dropout off.
+
+    Means and variances are pooled over chunks; `limit` bounds the samples, None takes all.
+    """
+    out = dict(tensors)
+    if not architecture.has_statistics:
+        return out
+    names = architecture.statistics
+    means = {
+        n: torch.zeros_like(tensors[n], dtype=torch.float64)
+        for n in names
+        if n.endswith("running_mean")
+    }
+    squares = {n: torch.zeros_like(t) for n, t in means.items()}
+    total = 0
+    for inputs, _ in batches.chunks(chunk, limit):
+        trial = dict(tensors) | {n: tensors[n].clone() for n in names}
+        architecture(trial, inputs, "calibrate")
+        for name in means:
+            variance = trial[name.replace("running_mean", "running_var")].double()
+            mean = trial[name].double()
+            means[name] += len(inputs) * mean
+            squares[name] += len(inputs) * (variance + mean.square())
+        total += len(inputs)
+    for name, mean_sum in means.items():
+        mean = mean_sum / total
+        out[name] = mean.float()
+        variance = squares[name] / total - mean.square()
+        out[name.replace("running_mean", "running_var")] = variance.clamp(min=0).float()
+    return out
+
+
+class Validator:
+    """A task's validation set, and the training subset that statistics are estimated on."""
+
+    def __init__(self, architecture: Architecture, train: Batches, valid: Batches) -> None:
+        self.architecture, self.train, self.valid = architecture, train, valid
+
+    def __call__(self, tensors: Mapping[str, Tensor], *, calibrate: bool = True) -> Score:
+        """The validation score; statistics are estimated anew unless they are final already."""
+        if calibrate:
+            tensors = calibrated(self.architecture, tensors, self.train)
+        return score(self.architecture, tensors, self.valid)

@@ -1,0 +1,14 @@
+"""Settings that all tests share: few threads, because small tensors crawl under contention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_global_generator() -> None:
+    """Each test starts from the same global generator, though no result may depend on it."""
+    torch.manual_seed(0)
