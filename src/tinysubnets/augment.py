@@ -50,7 +50,7 @@ def augment(batch: Tensor, spec: Augmentation, generator: torch.Generator | None
         return batch
     if batch.ndim != 4:
         raise SettingError(
-            f"augmentation works on images (N, C, H, W); this batch has shape {tuple(batch.shape)}. "
+            f"augmentation works on images (N, C, H, W); this batch has {tuple(batch.shape)}. "
             "Turn flip, shift and crop off for other data."
         )
     if spec.crop < 1.0:
@@ -96,9 +96,8 @@ def crop(batch: Tensor, least: float, generator: torch.Generator | None = None) 
     grid = torch.stack(
         [x[:, None, :].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])], dim=-1
     )
-    values = batch if batch.is_floating_point() else batch.float()
-    out = grid_sample(values, grid.to(values.dtype), padding_mode="border", align_corners=False)
-    return out if batch.is_floating_point() else out.round().to(batch.dtype)
+    out = grid_sample(batch.float(), grid, padding_mode="border", align_corners=False)
+    return (out if batch.is_floating_point() else out.round()).to(batch.dtype)
 
 
 def _pixel_centres(count: int, device: torch.device) -> Tensor:

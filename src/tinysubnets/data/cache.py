@@ -1,0 +1,235 @@
+"""Decoded data sets on disk: uint8 images, labels, a description; rebuilt when a source changes.
+
+Each set is a folder of `inputs.npy`, `labels.npy` and `meta.json`. The description holds the size,
+time and SHA-256 of every source file: equal size and time mean the same file, otherwise its hash
+decides. A folder is written under another name, flushed to disk and renamed, so that a process that
+is killed leaves nothing that could be read by mistake; one process at a time writes a set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tinysubnets.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # Windows: writers do not wait for one another there, the last one wins
+    fcntl = None  # type: ignore[assignment]
+
+CACHE_VARIABLE = "TINYSUBNETS_CACHE"
+# Part of every description: raise it when the same source would be decoded to other bytes.
+_VERSION = 1
+
+# Writes `inputs.npy` into the folder given and returns the labels and the names of the classes.
+Build = Callable[[Path], tuple[np.ndarray, tuple[str, ...]]]
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A decoded set: memory-mapped images, labels, class names, checksum of the source."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    checksum: str
+
+
+def cache_root(cache: str | Path | None = None) -> Path:
+    """The cache folder: the argument, else the environment's, else ~/.cache/tinysubnets."""
+    given = cache if cache is not None else os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "tinysubnets"
+
+
+def fetch(
+    name: str, spec: dict[str, Any], sources: Mapping[str, Path], build: Build, cache: Path
+) -> Cached:
+    """The decoded set of these sources, from the cache if it is there and fits, else built.
+
+    `spec` says how the sources are decoded; another spec is another set. `sources` has the files
+    in order, by the names they are recorded under.
+    """
+    spec = {"version": _VERSION, **spec}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:10]
+    folder = cache / "decoded" / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest}"
+    with _only_one(folder) as alone:
+        found = _read(folder, spec, sources)
+        if found is not None:
+            return found
+        try:
+            if alone:
+                _remove_leftovers(folder)
+            _write(folder, spec, sources, build)
+        except OSError as error:
+            raise DataError(
+                f"cannot write the decoded data set to {folder}: {error}. Give another folder with "
+                f"{CACHE_VARIABLE} or make room there."
+            ) from error
+        found = _read(folder, spec, sources)
+    if found is None:
+        raise DataError(f"{folder} changed while it was written; is another program writing there?")
+    return found
+
+
+def _read(folder: Path, spec: dict[str, Any], sources: Mapping[str, Path]) -> Cached | None:
+    """The set in a folder, or None where it is missing, damaged, or made from another source."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        if meta["spec"] != spec or not _same_sources(folder, meta, sources):
+            return None
+        # Copy-on-write: torch takes such arrays without a copy, and the file can never be altered.
+        inputs = np.load(folder / "inputs.npy", mmap_mode="c", allow_pickle=False)
+        labels = np.load(folder / "labels.npy", allow_pickle=False)
+        fits = list(inputs.shape) == meta["shape"] and inputs.dtype == np.uint8
+        if not fits or labels.shape != inputs.shape[:1] or labels.dtype != np.int64:
+            return None
+        return Cached(inputs, labels, tuple(meta["classes"]), meta["checksum"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+def _same_sources(folder: Path, meta: dict[str, Any], sources: Mapping[str, Path]) -> bool:
+    """Whether the recorded files are those given; files of another date are hashed again."""
+    recorded = meta["sources"]
+    if len(recorded) != len(sources):
+        return False
+    touched = False
+    for entry, (name, file) in zip(recorded, sources.items(), strict=True):
+        size, time = _stat(file)
+        if entry["name"] != name or entry["size"] != size:
+            return False
+        if entry["time_ns"] != time:
+            if _sha256(file) != entry["sha256"]:
+                return False
+            entry["time_ns"], touched = time, True
+    if touched:
+        # Only saves the next reader the hashing, so a read-only cache is no error.
+        with contextlib.suppress(OSError):
+            _replace_text(folder / "meta.json", json.dumps(meta))
+    return True
+
+
+def _write(folder: Path, spec: dict[str, Any], sources: Mapping[str, Path], build: Build) -> None:
+    """Build a set in a temporary folder beside its place and move it there in one step."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        entries = [_describe(name, file) for name, file in sources.items()]
+        labels, classes = build(temporary)
+        for entry, file in zip(entries, sources.values(), strict=True):
+            if (entry["size"], entry["time_ns"]) != _stat(file):
+                raise DataError(f"{file} changed while it was decoded; start again.")
+        np.save(temporary / "labels.npy", labels.astype(np.int64))
+        inputs = np.load(temporary / "inputs.npy", mmap_mode="r", allow_pickle=False)
+        meta = {
+            "spec": spec,
+            "sources": entries,
+            "checksum": _checksum(entries),
+            "shape": list(inputs.shape),
+            "classes": list(classes),
+        }
+        del inputs
+        (temporary / "meta.json").write_text(json.dumps(meta))
+        for path in (*sorted(temporary.iterdir()), temporary):
+            _flush(path)
+        _swap(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a process that was killed has left; only the holder of the lock may."""
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _swap(temporary: Path, folder: Path) -> None:
+    """Put a finished folder in its place; a reader finds the old one, none, or the new one."""
+    if folder.exists():
+        old = temporary.with_name(f"{temporary.name}.old.tmp")
+        os.replace(folder, old)
+        os.replace(temporary, folder)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(temporary, folder)
+    _flush(folder.parent)
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[bool]:
+    """Let one process at a time look at or build a set; the kernel frees the lock of a dead one.
+
+    Gives False where there are no locks: on Windows, or in a folder that cannot be written.
+    """
+    handle, alone = None, False
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # a read-only cache is still read
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            handle = open(folder.parent / f".{folder.name}.lock", "w")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            alone = True
+    try:
+        yield alone
+    finally:
+        if handle is not None:
+            handle.close()
+
+
+def _describe(name: str, file: Path) -> dict[str, Any]:
+    """Name, size, time and hash of a source file; the time first, so that it is never newer."""
+    size, time = _stat(file)
+    return {"name": name, "size": size, "time_ns": time, "sha256": _sha256(file)}
+
+
+def _stat(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error}.") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def _sha256(file: Path) -> str:
+    try:
+        with open(file, "rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error}.") from error
+
+
+def _checksum(entries: list[dict[str, Any]]) -> str:
+    """One SHA-256 for all source files, by name and content."""
+    text = "".join(f"{entry['name']} {entry['sha256']}\n" for entry in entries)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Have the kernel put a file or folder on the disk before it gets its final name."""
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

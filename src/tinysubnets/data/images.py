@@ -1,0 +1,84 @@
+"""One encoded image to one uint8 array."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinysubnets.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How images are stored once decoded: `mode` L or RGB, and their size in pixels.
+
+    With `resize`, an image's shorter side is first brought to that length and the middle is cut
+    out; without it, every image must have the size already.
+    """
+
+    mode: str
+    height: int
+    width: int
+    resize: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of one decoded image, channels first."""
+        return (len(self.mode), self.height, self.width)
+
+
+def decode_image(encoded: bytes, form: Form) -> np.ndarray:
+    """The image as (channels, height, width); raises a DataError that gives the reason."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(encoded)) as opened:
+            image = opened if opened.mode == form.mode else opened.convert(form.mode)
+            if form.resize is not None:
+                image = _resized(image, form)
+            pixels = np.asarray(image)
+    # Pillow's decoders raise OSError, ValueError, SyntaxError, struct.error and more on bad bytes.
+    except Exception as error:
+        raise DataError(f"cannot decode the image ({type(error).__name__}: {error})") from error
+    height, width = pixels.shape[:2]
+    if (height, width) != (form.height, form.width):
+        raise DataError(
+            f"the image is {width}x{height} pixels, not {form.width}x{form.height}; "
+            "sets of varying sizes need a size to be resized to"
+        )
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def sniff(encoded: bytes) -> Form:
+    """The form of an image as it is, for sets of which nothing is known beforehand."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            mode = "L" if image.mode in ("1", "L", "LA", "I", "I;16") else "RGB"
+            return Form(mode, image.height, image.width)
+    except Exception as error:
+        raise DataError(f"cannot decode the image ({type(error).__name__}: {error})") from error
+
+
+def _resized(image, form: Form):  # type: ignore[no-untyped-def]  # Pillow comes with an extra
+    """The image with its shorter side brought to `form.resize`, and the middle cut out."""
+    from PIL import Image
+
+    assert form.resize is not None
+    # At least the crop, so that rounding and long crops never leave a black border.
+    scale = max(
+        form.resize / min(image.width, image.height),
+        form.width / image.width,
+        form.height / image.height,
+    )
+    width = max(form.width, round(image.width * scale))
+    height = max(form.height, round(image.height * scale))
+    if (width, height) != (image.width, image.height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - form.width) // 2, (height - form.height) // 2
+    return image.crop((left, top, left + form.width, top + form.height))
