@@ -50,25 +50,30 @@ class Batches:
         """What the network sees of raw inputs."""
         return self.normalisation(raw)
 
-    def epoch(
-        self,
-        order: Tensor,
-        batch_size: int,
-        augmentation: Augmentation | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Full batches in the given order; the last is filled up from the order's beginning.
+    def filled(self, order: Tensor, batch_size: int) -> Tensor:
+        """The order as full batches [steps, size], the last filled up from the order's beginning.
 
         Equal shapes keep compiled and captured steps valid, and no batch is ever too small for
         batch statistics.
         """
         size = min(batch_size, len(order))
         steps = -(-len(order) // size)
-        filled = torch.cat([order, order[: steps * size - len(order)]])
-        for raw, labels in self.raw(list(filled.split(size))):
-            if augmentation is not None:
-                raw = augment(raw, augmentation, generator)
-            yield self.normalised(raw), labels
+        return torch.cat([order, order[: steps * size - len(order)]]).view(steps, size)
+
+    def batch(self, where: Tensor, changes: Augmentation | None = None) -> tuple[Tensor, Tensor]:
+        """One batch of resident data, augmented by the global generator and normalised."""
+        assert self.resident is not None
+        return self._prepared(self.resident[where], changes), self.labels[where]
+
+    def epoch(
+        self, order: Tensor, batch_size: int, changes: Augmentation | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch in the given order."""
+        for raw, labels in self.raw(list(self.filled(order, batch_size))):
+            yield self._prepared(raw, changes), labels
+
+    def _prepared(self, raw: Tensor, changes: Augmentation | None) -> Tensor:
+        return self.normalised(raw if changes is None else augment(raw, changes, None))
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches in the data's own order, of nearly equal sizes; at most `limit` samples."""

@@ -19,7 +19,7 @@ from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
 from tinysubnets.codebook import refresh, snap
 from tinysubnets.layout import Layout
-from tinysubnets.masks import straight_through, top_k_segments
+from tinysubnets.masks import top_k_segments
 from tinysubnets.start import Start
 
 
@@ -42,6 +42,38 @@ class Compression:
 def code_segments(layout: Layout, scope: Literal["layer", "task"]) -> tuple[tuple[int, int], ...]:
     """The parts of the flat vector that have a codebook each."""
     return layout.segments if scope == "layer" else ((0, layout.num_weights),)
+
+
+class EffectiveWeights(torch.autograd.Function):
+    """Mask times values, with gradients straight through the mask and the quantization.
+
+    Forward: the value where the mask is set, else 0. Backward, with g the gradient of the effective
+    weight: g for free values that are kept, 0 for owned ones; sign(score) · Σ g · value for the
+    score of a block, kept or not. That is the gradient of mask + |s| − stop(|s|) times Q(w) + w −
+    stop(w).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        free: Tensor,
+        scores: Tensor,
+        layout: Layout,
+        mask: Tensor,
+        owned: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        kept = layout.expand(mask)
+        ctx.layout = layout
+        ctx.save_for_backward(scores, kept, owned, values)
+        return torch.where(kept, values, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        scores, kept, owned, values = ctx.saved_tensors
+        free = torch.where(kept & ~owned, gradient, 0.0)
+        score = ctx.layout.sum(gradient * values) * torch.sign(scores)
+        return free, score, None, None, None, None
 
 
 class TaskModule(nn.Module):
@@ -112,17 +144,21 @@ class TaskModule(nn.Module):
         )
         self.is_fresh = False
 
+    @torch.no_grad()
     def quantized(self) -> Tensor:
-        """Q(free): each value's nearest centre going forward, the value itself going backward."""
+        """Q(free): the nearest centre of each free value."""
         if self.compression.bits >= 32:
-            return self.free
-        near = snap(self.free.detach(), self.centres, self.code_segments)
-        return near + (self.free - self.free.detach())
+            return self.free.detach()
+        return snap(self.free.detach(), self.centres, self.code_segments)
 
-    def effective(self) -> Tensor:
+    def effective(self, mask: Tensor | None = None) -> Tensor:
         """The flat effective weights that training differentiates through."""
-        mask = self.layout.expand(straight_through(self.mask(), self.scores))
-        return mask * torch.where(self.owned_weights, self.bank_values, self.quantized())
+        mask = self.mask() if mask is None else mask
+        with torch.no_grad():
+            values = torch.where(self.owned_weights, self.bank_values, self.quantized())
+        return EffectiveWeights.apply(
+            self.free, self.scores, self.layout, mask, self.owned_weights, values
+        )
 
     def tensors(self, weights: Tensor) -> dict[str, Tensor]:
         """All tensors of the network with the given flat shared weights."""
@@ -142,9 +178,9 @@ class TaskModule(nn.Module):
         """All tensors of the network as it would be used now."""
         return {n: t.detach() for n, t in self.tensors(self.final_weights()).items()}
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Class scores of normalised inputs, in training mode."""
-        return self.architecture(self.tensors(self.effective()), inputs, "train")
+        return self.architecture(self.tensors(self.effective(mask)), inputs, "train")
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy, plus λ times how far compression moves the output of each layer."""
@@ -160,7 +196,7 @@ class TaskModule(nn.Module):
         """The flat weights of the task as they are measured: exact zeros outside the mask."""
         kept = self.layout.expand(self.mask() if mask is None else mask)
         values = torch.where(self.owned_weights, self.bank_values, self.quantized())
-        return torch.where(kept, values, torch.zeros((), device=values.device))
+        return torch.where(kept, values, 0.0)
 
 
 @contextmanager

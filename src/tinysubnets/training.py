@@ -16,6 +16,7 @@ from tinysubnets import seeds
 from tinysubnets.architecture import Architecture
 from tinysubnets.augment import Augmentation
 from tinysubnets.batches import Batches
+from tinysubnets.capture import CapturedStep
 from tinysubnets.errors import SettingError
 from tinysubnets.task import Task
 from tinysubnets.validation import Score, Validator
@@ -43,6 +44,9 @@ class TrainingSettings:
     weight_decay: float = 0.0
     refreshes: int = 3
     augmentation: Augmentation = field(default_factory=Augmentation)
+    engine: Literal["auto", "eager", "graph", "compiled"] = "auto"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch_size", 1), ("refreshes", 1)):
@@ -130,9 +134,12 @@ class Training:
             if task.class_weights is None
             else torch.tensor(task.class_weights, dtype=torch.float32, device=device)
         )
-        self.optimizer = _optimizer(module.groups(), settings)
+        self.optimizer = _optimizer(module.groups(), settings, self.device)
+        self.changes = settings.augmentation if settings.augmentation.active else None
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
+        self._loss = compiled_loss if settings.engine == "compiled" else loss_of
+        self._captured: CapturedStep | None = None
 
     @property
     def finished(self) -> bool:
@@ -143,15 +150,36 @@ class Training:
     def epoch(self) -> EpochReport:
         """Train one epoch, validate, and keep the state if it is the best so far."""
         begin = time.perf_counter()
-        total = torch.zeros((), device=self.device)
-        steps = self.num_steps
+        steps, done = self.num_steps, self.progress.epoch
+        rates = [self._rate((done + step / steps) / self.settings.epochs) for step in range(steps)]
         due = {round(i * steps / self.settings.refreshes) for i in range(self.settings.refreshes)}
-        for step, (inputs, labels) in enumerate(self._batches()):
+        path = (*self.path, done)
+        order = self.train.order(*path, "order")
+        # Dropout and augmentation draw from the global generators: a graph knows no others.
+        with _seeded(self.device, seeds.key(*path, "noise") >> 1), _arithmetic(self.settings):
+            total = self._run(order, rates, due)
+        return self._conclude(float(total) / steps, rates[-1], begin)
+
+    def _run(self, order: Tensor, rates: list[float], due: set[int]) -> Tensor:
+        """The steps of one epoch, replayed where they can be; gives the sum of their losses."""
+        if self._can_capture:
+            filled = self.train.filled(order, self.settings.batch_size)
+            self._captured = self._captured or CapturedStep(self, filled.shape[1])
+            return self._captured.run(filled, rates, due)
+        total = torch.zeros((), device=self.device)
+        batches = self.train.epoch(order, self.settings.batch_size, self.changes)
+        for step, (inputs, labels) in enumerate(batches):
             if step in due:
                 self.module.refresh_()
-            self._set_rate((self.progress.epoch + step / steps) / self.settings.epochs)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rates[step] * group["factor"]
             total += self.step(inputs, labels)
-        return self._conclude(float(total) / steps, begin)
+        return total
+
+    @property
+    def _can_capture(self) -> bool:
+        resident = self.train.resident is not None
+        return self.device.type == "cuda" and self.settings.engine != "eager" and resident
 
     @property
     def num_steps(self) -> int:
@@ -161,7 +189,9 @@ class Training:
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimizer step; gives the loss without waiting for it."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.module.loss(inputs, labels, self.class_weights)
+        bfloat16 = self.settings.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
+            loss = self._loss(self.module, inputs, labels, self.class_weights)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -203,18 +233,7 @@ class Training:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.progress = Progress(**numbers)
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches; order, augmentation and dropout follow from seed, task and epoch."""
-        path = (*self.path, self.progress.epoch)
-        order = self.train.order(*path, "order")
-        spec = self.settings.augmentation
-        generator = seeds.generator(self.device, *path, "augmentation") if spec.active else None
-        with _seeded(self.device, seeds.key(*path, "dropout") >> 1):
-            yield from self.train.epoch(
-                order, self.settings.batch_size, spec if spec.active else None, generator
-            )
-
-    def _conclude(self, loss: float, begin: float) -> EpochReport:
+    def _conclude(self, loss: float, rate: float, begin: float) -> EpochReport:
         """Validate after an epoch and update what is best, the plateau and the clock."""
         progress, result = self.progress, self.validate()
         progress.epoch += 1
@@ -224,7 +243,6 @@ class Training:
             self.best = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
             progress.best_epoch, progress.best_accuracy = progress.epoch, result.accuracy
             progress.best_loss = result.loss
-        rate = self.optimizer.param_groups[0]["lr"]
         self._watch_plateau(result.loss)
         seconds = time.perf_counter() - begin
         progress.seconds += seconds
@@ -235,7 +253,7 @@ class Training:
             loss,
             result.loss,
             result.accuracy,
-            float(rate),
+            rate,
             seconds,
             is_best,
         )
@@ -256,14 +274,18 @@ class Training:
             return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
         return high * 0.5**self.progress.halvings if self.settings.schedule == "plateau" else high
 
-    def _set_rate(self, share: float) -> None:
-        rate = self._rate(share)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["factor"]
+
+def loss_of(module: Any, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The module's loss on a batch."""
+    return module.loss(inputs, labels, weights)
+
+
+# One compiled function for all tasks: modules of equal shapes share one graph.
+compiled_loss = torch.compile(loss_of, dynamic=False)
 
 
 def _optimizer(
-    groups: dict[str, list[nn.Parameter]], settings: TrainingSettings
+    groups: dict[str, list[nn.Parameter]], settings: TrainingSettings, device: torch.device
 ) -> torch.optim.Optimizer:
     """The optimizer; mask scores have a rate of their own and are never decayed."""
     factor = 1.0 if settings.score_rate is None else settings.score_rate / settings.learning_rate
@@ -278,9 +300,22 @@ def _optimizer(
         if p
     ]
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(table, lr=settings.learning_rate, momentum=settings.momentum)
+        return torch.optim.SGD(table, settings.learning_rate, settings.momentum, fused=True)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(table, lr=settings.learning_rate)
+    return kind(table, settings.learning_rate, fused=True, capturable=device.type == "cuda")
+
+
+@contextmanager
+def _arithmetic(settings: TrainingSettings) -> Iterator[None]:
+    """Matrix products in the precision asked for inside, and as they were outside."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    matmul.allow_tf32 = cudnn.allow_tf32 = settings.precision != "float32"
+    cudnn.benchmark, cudnn.deterministic = not settings.deterministic, settings.deterministic
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""A training step recorded once as a CUDA graph and replayed, so that small networks do not wait.
+
+Everything is inside the graph: picking the batch, augmentation, forward, backward, the optimizer
+and the learning rate. Between replays the host only counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tinysubnets.training import Training
+
+WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before the recording
+
+
+class CapturedStep:
+    """One step of a training as a graph over fixed buffers: order, rates and a counter."""
+
+    def __init__(self, training: Training, batch_size: int) -> None:
+        self.training = training
+        steps, device = training.num_steps, training.device
+        self.order = torch.zeros(steps, batch_size, dtype=torch.int64, device=device)
+        self.rates = torch.zeros(steps, device=device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self.total = torch.zeros((), device=device)
+        self.rate = [torch.zeros((), device=device) for _ in training.optimizer.param_groups]
+        for group, rate in zip(training.optimizer.param_groups, self.rate, strict=True):
+            group["lr"] = rate
+        self._record()
+
+    def run(self, order: Tensor, rates: list[float], refresh_at: set[int]) -> Tensor:
+        """One epoch: the sum of the losses of all its steps."""
+        self.order.copy_(order.view_as(self.order))
+        self.rates.copy_(torch.tensor(rates))
+        self.counter.zero_()
+        self.total.zero_()
+        for step in range(len(rates)):
+            if step in refresh_at:
+                self.training.module.refresh_()
+            self.graph.replay()
+        return self.total
+
+    def _step(self) -> None:
+        rate = self.rates[self.counter]
+        for group, own in zip(self.training.optimizer.param_groups, self.rate, strict=True):
+            own.copy_((rate * group["factor"])[0])
+        where = self.order[self.counter][0]
+        self.total += self.training.step(*self.training.train.batch(where, self.training.changes))
+        self.counter += 1
+
+    def _record(self) -> None:
+        """Warm up on a side stream, put everything back as it was, and record."""
+        before = {id(t): t.detach().clone() for t in self._state()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_STEPS):
+                self.counter.zero_()
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.counter.zero_()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._step()
+        with torch.no_grad():
+            for tensor in self._state():  # recording runs nothing, but the warm-up did
+                tensor.copy_(before[id(tensor)]) if id(tensor) in before else tensor.zero_()
+
+    def _state(self) -> list[Tensor]:
+        """Everything a step changes: the module's tensors and the optimizer's."""
+        module = list(self.training.module.state_dict(keep_vars=True).values())
+        moments = [v for s in self.training.optimizer.state.values() for v in s.values()]
+        return [*module, *(v for v in moments if isinstance(v, Tensor))]
