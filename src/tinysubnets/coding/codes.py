@@ -1,0 +1,85 @@
+"""Coding of codebook indices: packed, or Huffman where that is smaller.
+
+Layout. One tag byte, then the body; `count` and the bits per code are known from elsewhere.
+
+    tag 0  packed: the codes at `bits` bits each (`packing`).
+    tag 1  Huffman: one Huffman stream (`huffman`) whose symbols are 8 // bits codes each, the first
+           code in the lowest bits: symbol = c_0 + c_1 * 2^bits + ... The codes that would be
+           missing in the last symbol are 0. Only for `bits` <= 8.
+    tag 2  Huffman, one code per symbol. Only for `bits` <= 4; above it is the same as tag 1.
+
+A body is never longer than the packed one, so that a reader may refuse a longer one unread. Several
+codes to a symbol come closer to the entropy, one code to a symbol needs a smaller table: which one
+wins depends on the number of codes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinysubnets.coding.huffman import huffman_decode, huffman_encode
+from tinysubnets.coding.packing import MAX_CODE_BITS, pack_codes, packed_size, unpack_codes
+from tinysubnets.errors import DamageError
+
+__all__ = ["decode_codes", "encode_codes"]
+
+_PACKED, _HUFFMAN_JOINED, _HUFFMAN_SINGLE = range(3)
+
+
+def encode_codes(codes: NDArray[np.unsignedinteger], bits: int) -> bytes:
+    """The smallest code of a flat array of indices below 2^bits."""
+    candidates = [bytes([_PACKED]) + pack_codes(codes, bits)]
+    for tag in (_HUFFMAN_JOINED, _HUFFMAN_SINGLE):
+        per_symbol = _codes_per_symbol(tag, bits)
+        if per_symbol:
+            symbols = _join(codes, bits, per_symbol)
+            candidates.append(bytes([tag]) + huffman_encode(symbols.tobytes()))
+    return min(candidates, key=len)
+
+
+def decode_codes(data: bytes, bits: int, count: int) -> NDArray[np.unsignedinteger]:
+    """The `count` indices that `encode_codes` wrote: uint8 up to 8 bits, else uint16."""
+    if not 1 <= bits <= MAX_CODE_BITS:
+        raise DamageError(f"codes of {bits} bits; allowed are 1 to {MAX_CODE_BITS}.")
+    if not data or len(data) > 1 + packed_size(count, bits):
+        raise DamageError(
+            f"{len(data)} bytes of codes; {count} codes of {bits} bits take 1 to "
+            f"{1 + packed_size(count, bits)}."
+        )
+    tag, body = data[0], data[1:]
+    if tag == _PACKED:
+        return unpack_codes(body, bits, count)
+    per_symbol = _codes_per_symbol(tag, bits)
+    if not per_symbol:
+        raise DamageError(f"unknown coding {tag} for codes of {bits} bits.")
+    decoded = huffman_decode(body, -(-count // per_symbol))
+    return _split(np.frombuffer(decoded, np.uint8), bits, per_symbol, count)
+
+
+def _codes_per_symbol(tag: int, bits: int) -> int:
+    """How many codes one Huffman symbol holds under a tag; 0 where the two do not go together."""
+    if tag == _HUFFMAN_JOINED and bits <= 8:
+        return 8 // bits
+    return 1 if tag == _HUFFMAN_SINGLE and bits <= 4 else 0
+
+
+def _join(codes: NDArray[np.unsignedinteger], bits: int, per_symbol: int) -> NDArray[np.uint8]:
+    symbols = np.zeros(-(-codes.size // per_symbol), np.uint8)
+    for place in range(per_symbol):
+        part = codes[place::per_symbol].astype(np.uint8)
+        symbols[: part.size] |= part << (bits * place)
+    return symbols
+
+
+def _split(
+    symbols: NDArray[np.uint8], bits: int, per_symbol: int, count: int
+) -> NDArray[np.unsignedinteger]:
+    codes = np.empty((symbols.size, per_symbol), np.uint8)
+    for place in range(per_symbol):
+        codes[:, place] = symbols >> (bits * place) & ((1 << bits) - 1)
+    flat = codes.reshape(-1)
+    # Bits beyond the codes of a symbol, and codes beyond the last, have one allowed value: zero.
+    if symbols.size and (flat[count:].any() or int(symbols.max()) >> bits * per_symbol):
+        raise DamageError(f"a Huffman symbol holds more than its codes of {bits} bits.")
+    return flat[:count]
