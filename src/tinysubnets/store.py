@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +15,12 @@ from torch import Tensor, nn
 
 from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
-from tinysubnets.capacity import Ledger, ledger_of
+from tinysubnets.capacity import Ledger
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.layout import Layout
-from tinysubnets.subnet import Subnet
+from tinysubnets.mask_references import MAX_SCORE_REFERENCES, Place, code_mask
+from tinysubnets.subnet import FREE_SCORES, SCORES, CodedMask, Subnet
+from tinysubnets.task import Normalisation
 
 DEFAULT_BATCH = 500
 
@@ -23,7 +28,8 @@ DEFAULT_BATCH = 500
 class SubnetStore:
     """Banks and subnets over one architecture; the learned model.
 
-    `settings` are the learner's, kept so that learning can go on from a saved store.
+    `settings` are the learner's, kept so that learning can go on from a saved store. `saved_as`
+    names the file the store was loaded from or last saved as; a partial store holds one task.
     """
 
     def __init__(
@@ -40,6 +46,8 @@ class SubnetStore:
         self.device = torch.device(device)
         self.banks: list[Bank] = []
         self.subnets: dict[str, Subnet] = {}
+        self.saved_as: str | None = None
+        self.is_partial = False
         self._used: tuple[str, dict[str, Tensor]] | None = None
 
     @property
@@ -61,11 +69,33 @@ class SubnetStore:
         """Claim the subnet's new weights in its bank and keep the subnet."""
         if subnet.name in self.subnets:
             raise TaskError(f"a task named {subnet.name!r} has been learned already.")
+        if self.is_partial:
+            raise TaskError(
+                f"this store holds only the task {self.tasks[0]!r} of its model; load the whole "
+                "model to learn on top of it."
+            )
         while len(self.banks) <= subnet.bank:
             self.banks.append(Bank(self.layout))
+        stored = _as_stored(subnet, self._coded_mask(subnet))
         own = [c.decode() for c in subnet.own]
-        self.banks[subnet.bank].claim_(subnet.mask, torch.cat(own))
-        self.subnets[subnet.name] = subnet
+        self.banks[subnet.bank].claim_(stored.mask, torch.cat(own))
+        self.subnets[subnet.name] = stored
+
+    def _coded_mask(self, subnet: Subnet) -> CodedMask:
+        """The mask against the cheapest reference; first scores count where they are known."""
+        members = self.members(subnet.bank)
+        kinds = [m.coded_mask.reference for m in members if m.coded_mask is not None]
+        seed = self.settings.get("tsn", {}).get("seed")
+        if sum(k in (SCORES, FREE_SCORES) for k in kinds) >= MAX_SCORE_REFERENCES:
+            seed = None
+        place = Place(
+            self.layout,
+            subnet.bank,
+            len(self.subnets),
+            [m.packed_mask for m in members],
+            self.banks[subnet.bank].owned.numpy(),
+        )
+        return code_mask(subnet.mask.numpy(), place, seed)
 
     def weights(self, task: str) -> Tensor:
         """The task's shared weights, flat: its bank's values under its mask, else 0."""
@@ -133,8 +163,51 @@ class SubnetStore:
             return 1.0
         return 1.0 - sum(b.owned_share() for b in self.banks) / len(self.banks)
 
+    def density(self, task: str) -> float:
+        """The share of shared weights that the task's mask keeps."""
+        mask = self.subnet(task).mask
+        return float(self.layout.block_sizes[mask].sum()) / self.layout.num_weights
+
     def ledger(self) -> Ledger:
-        """What the model weighs, in bits, line by line and task by task."""
-        return ledger_of(
-            self.layout, self.banks, list(self.subnets.values()), self.architecture.head
-        )
+        """What the saved model weighs, in bits, line by line and task by task."""
+        from tinysubnets.artifact import ledger_of_file
+
+        return ledger_of_file(self)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model into a folder, atomically; returns the path of its file."""
+        from tinysubnets import artifact
+
+        return artifact.save(self, folder)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        net: nn.Module | Architecture | None = None,
+        *,
+        task: str | None = None,
+        device: torch.device | str = "cpu",
+    ) -> SubnetStore:
+        """The model in a folder; `task` loads only what that one task needs.
+
+        Networks of this package are rebuilt by name; your own is given again as `net`.
+        """
+        from tinysubnets import artifact
+
+        return artifact.load(folder, net, task, device)
+
+
+def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:
+    """The subnet with every number as a file keeps it, so that saving changes nothing."""
+    old, decision = subnet.normalisation, subnet.decision
+    mean, std = (tuple(float(np.float32(v)) for v in part) for part in (old.mean, old.std))
+    if decision is not None:
+        rounded = {n: float(np.float32(v)) for n, v in decision.divergences.items()}
+        decision = replace(decision, divergences=rounded)
+    return replace(
+        subnet,
+        normalisation=Normalisation(mean, std, old.trailing),
+        decision=decision,
+        coded_mask=coded_mask,
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,11 +79,42 @@ class BankDecision:
 
 
 @dataclass(frozen=True)
+class CodedMask:
+    """A mask as it is stored: bytes that code its difference from a reference mask.
+
+    `reference` is one of the constants below, or `FIRST_MEMBER` plus the number of an earlier task
+    among those of the bank. A reference made of scores names its seed and, per tensor, the least
+    magnitude of a score that the reference mask holds; see `mask_references`.
+    """
+
+    reference: int
+    data: bytes
+    seed: int = 0
+    magnitudes: tuple[int, ...] = ()
+
+
+NO_REFERENCE, OWNED, SCORES, FREE_SCORES, FIRST_MEMBER = range(5)
+
+
+class _PackedBits:
+    """A boolean vector kept at one bit per entry: forty masks of a large network fit in memory."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Tensor:
+        packed, size = instance.__dict__["_mask"]
+        return torch.from_numpy(np.unpackbits(packed, count=size, bitorder="little").view(np.bool_))
+
+    def __set__(self, instance: Any, mask: Tensor) -> None:
+        bits = mask.detach().cpu().numpy()
+        instance.__dict__["_mask"] = np.packbits(bits, bitorder="little"), len(bits)
+
+
+@dataclass(frozen=True)
 class Subnet:
     """One learned task: its bank, mask, own coded weights, private tensors and what it remembers.
 
-    `own` has one entry per shared tensor: the weights that this task was the first of its bank to
-    use, in the order of the flat vector. `shapes` are those of the private tensors.
+    `own` has one entry per shared tensor, or one for all: the weights that this task was the first
+    of its bank to use, in the order of the flat vector. `shapes` are those of the private tensors.
+    `coded_mask` is made once, when the task is claimed.
     """
 
     name: str
@@ -97,6 +130,12 @@ class Subnet:
     decision: BankDecision | None = None
     valid_accuracy: float = float("nan")
     owned_before_pruning: float = float("nan")
+    coded_mask: CodedMask | None = None
+
+    @property
+    def packed_mask(self) -> np.ndarray:
+        """The mask at one bit per block, the first in the lowest bit of the first byte."""
+        return self.__dict__["_mask"][0]
 
     @property
     def num_new(self) -> int:
@@ -106,3 +145,6 @@ class Subnet:
     def private_tensors(self) -> dict[str, Tensor]:
         """The private tensors as the network takes them, by name."""
         return {n: c.decode().reshape(self.shapes[n]) for n, c in self.private.items()}
+
+
+Subnet.mask = _PackedBits()  # type: ignore[assignment]  # after the class: it is no default value

@@ -1,0 +1,18 @@
+"""The artifact: a learned store as one small file that loads anywhere; see docs/FORMAT.md."""
+
+from tinysubnets.artifact.container import FILE_NAME, VERSION, ModelFile, model_path
+from tinysubnets.artifact.folder import load, save
+from tinysubnets.artifact.reader import Contents, read_contents
+from tinysubnets.artifact.writer import ledger_of_file
+
+__all__ = [
+    "FILE_NAME",
+    "VERSION",
+    "Contents",
+    "ModelFile",
+    "ledger_of_file",
+    "load",
+    "model_path",
+    "read_contents",
+    "save",
+]
