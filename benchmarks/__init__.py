@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against plain training, measured in one run on whatever device there is."""

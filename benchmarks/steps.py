@@ -1,0 +1,128 @@
+"""The masked and quantized training step against a plain dense one of the same network."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tinysubnets import networks
+from tinysubnets.architecture import Architecture
+from tinysubnets.learners.tsn import Lesson, TinySubNets
+from tinysubnets.task import Task
+
+SHAPES = {"mlp": (1, 28, 28), "alexnet": (3, 32, 32), "resnet18": (3, 32, 32)}
+
+
+def synthetic_task(network: str, samples: int, seed: int = 0) -> Task:
+    """Random pixels and labels in the shape the network takes."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (samples, *SHAPES[network])
+    inputs = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 10, (samples,), generator=generator)
+    return Task.from_arrays(f"random-{seed}", inputs, labels, seed=seed)
+
+
+def median_ms(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """The median time of a call in milliseconds, after a warm-up."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(repeats):
+        _wait(device)
+        begin = time.perf_counter()
+        call()
+        _wait(device)
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def lesson_of(
+    network: str, batch: int, steps: int, device: torch.device, **settings: Any
+) -> Lesson:
+    """A lesson of so many steps per epoch on random data."""
+    training = {"batch_size": batch, "epochs": 50, "learning_rate": 1e-3}
+    training |= settings.pop("training", {})
+    net = networks.build(network)
+    task = synthetic_task(network, round(batch * steps / 0.9))
+    settings = {"density": 0.1, "bits": 4, "max_banks": 1, "memory": None} | settings
+    learner = TinySubNets(Architecture(net), device=device, training=training, **settings)
+    return learner.begin(task)
+
+
+def masked_step_ms(lesson: Lesson, epochs: int = 3) -> float:
+    """One step within a whole epoch of training, codebook refreshes included, without validation."""
+    training = lesson.training
+    score = training.validate()
+    training.validate = lambda: score  # type: ignore[method-assign]
+    lesson.epoch()
+    times = [lesson.epoch().seconds for _ in range(epochs)]
+    return 1e3 * statistics.median(times) / training.num_steps
+
+
+class DenseStep:
+    """A plain dense training step: the network, fused Adam, compiled and captured where asked."""
+
+    def __init__(self, network: str, batch: int, device: torch.device, compiled: bool) -> None:
+        self.net = networks.build(network).to(device)
+        shape = (batch, *SHAPES[network])
+        self.inputs = torch.randn(shape, device=device)
+        self.labels = torch.randint(0, 10, (batch,), device=device)
+        self.run: nn.Module = torch.compile(self.net) if compiled else self.net  # type: ignore[assignment]
+        cuda = device.type == "cuda"
+        self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-3, fused=True, capturable=cuda)
+        self.call: Callable[[], Any] = self.capture() if cuda else self.step
+
+    def step(self) -> None:
+        """Forward, backward, update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(self.run(self.inputs), self.labels).backward()
+        self.optimizer.step()
+
+    def capture(self) -> Callable[[], Any]:
+        """The step as a CUDA graph: the strongest plain opponent."""
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step()
+        return graph.replay
+
+
+def compare(
+    network: str, batch: int, steps: int, device: torch.device, compiled: bool
+) -> dict[str, Any]:
+    """One row: the dense step, the masked step, and their ratio."""
+    engine = "compiled" if compiled else ("graph" if device.type == "cuda" else "eager")
+    precision = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    dense = DenseStep(network, batch, device, compiled)
+
+    def epoch() -> None:
+        for _ in range(steps):
+            dense.call()
+
+    dense_ms = median_ms(epoch, device, 3) / steps
+    torch.backends.cudnn.allow_tf32 = precision
+    masked_ms = masked_step_ms(
+        lesson_of(network, batch, steps, device, training={"engine": engine})
+    )
+    return {
+        "what": f"step {network} batch {batch} {engine}",
+        "dense_ms": dense_ms,
+        "masked_ms": masked_ms,
+        "ratio": masked_ms / dense_ms,
+    }
