@@ -25,32 +25,14 @@ def compress(lesson: Lesson) -> tuple[Subnet, float]:
     """The subnet of a trained lesson, and the seconds that post-pruning took."""
     work = Compressor(lesson)
     bits, own = work.choose_bits(work.mask)
-    owned_before = work.owned_share(work.mask)
     begin = time.perf_counter()
     mask = work.mask
     if lesson.learner.settings.post_pruning:
         mask = work.prune(own, bits).mask
         own = work.coded(mask, bits)  # the codebooks fit what is left
     seconds = time.perf_counter() - begin
-    private, accuracy = work.store_private(mask, own)
-    settings = lesson.learner.settings
-    subnet = Subnet(
-        name=lesson.task.name,
-        classes=lesson.task.classes,
-        normalisation=lesson.task.normalisation,
-        bank=lesson.decision.bank,
-        mask=mask.cpu(),
-        bits=bits,
-        own=own,
-        private=private,
-        shapes=lesson.learner.architecture.private_shapes(lesson.task.num_classes),
-        memory=lesson.memory,
-        decision=lesson.decision,
-        valid_accuracy=accuracy,
-        owned_before_pruning=owned_before,
-    )
-    assert settings.bits in ("auto", bits)
-    return subnet, seconds
+    assert lesson.learner.settings.bits in ("auto", bits)
+    return work.subnet(mask, bits, own), seconds
 
 
 class Compressor:
@@ -119,6 +101,26 @@ class Compressor:
         candidate = Candidate(self.mask, values, self.module.owned, bits, references)
         path = (self.settings.seed, "task", self.lesson.number)
         return post_prune(candidate, self.layout, self.lesson.learner.pruning, measure, path)
+
+    def subnet(self, mask: Tensor, bits: int, own: tuple[Coded, ...]) -> Subnet:
+        """The task with this mask and these codes, its private tensors final."""
+        private, accuracy = self.store_private(mask, own)
+        lesson = self.lesson
+        return Subnet(
+            name=lesson.task.name,
+            classes=lesson.task.classes,
+            normalisation=lesson.task.normalisation,
+            bank=lesson.decision.bank,
+            mask=mask.cpu(),
+            bits=bits,
+            own=own,
+            private=private,
+            shapes=lesson.learner.architecture.private_shapes(lesson.task.num_classes),
+            memory=lesson.memory,
+            decision=lesson.decision,
+            valid_accuracy=accuracy,
+            owned_before_pruning=self.owned_share(self.mask),
+        )
 
     def store_private(self, mask: Tensor, own: tuple[Coded, ...]) -> tuple[dict[str, Coded], float]:
         """The private tensors as stored, with final statistics, and the accuracy then."""

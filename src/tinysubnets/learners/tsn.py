@@ -12,19 +12,28 @@ lesson.finish()
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinysubnets import config
 from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
-from tinysubnets.errors import CapacityWarning, SettingError, TaskError
+from tinysubnets.capacity import Ledger
+from tinysubnets.errors import (
+    CapacityWarning,
+    FormatError,
+    MismatchError,
+    SettingError,
+    TaskError,
+)
 from tinysubnets.learners.banks import choose_bank, remember
 from tinysubnets.learners.compress import compress
 from tinysubnets.learners.settings import TSNSettings
@@ -73,12 +82,57 @@ class TinySubNets:
         self.device = pick_device(device)
         self.architecture = architecture
         self.given = _given(architecture) if self.settings.init == "given" else None
-        self.store = store or SubnetStore(
-            architecture, block=self.settings.block, device=self.device
-        )
+        if store is None:
+            store = SubnetStore(architecture, block=self.settings.block, device=self.device)
+        self.store = store
+        self._check_store()
         self.store.settings = self._recorded_settings()
         self.reports: dict[str, TaskReport] = {}
         self._has_warned = False
+
+    @classmethod
+    def resume(
+        cls,
+        folder: str | os.PathLike[str],
+        net: nn.Module | Architecture | None = None,
+        *,
+        device: str | torch.device = "cpu",
+    ) -> TinySubNets:
+        """The learner of a saved model, which goes on exactly as the live one would have."""
+        store = SubnetStore.load(folder, net, device=pick_device(device))
+        recorded = store.settings
+        if "tsn" not in recorded:
+            raise MismatchError("this model was not made by TinySubNets; it can only be used.")
+        try:
+            learner = cls(
+                store.architecture,
+                training=recorded.get("training"),
+                pruning=recorded.get("pruning"),
+                device=device,
+                store=store,
+                **recorded["tsn"],
+            )
+        except (SettingError, TypeError) as error:
+            raise FormatError(f"the recorded settings are not of this version: {error}") from error
+        if learner.store.settings.get("given") != recorded.get("given"):
+            raise MismatchError(
+                "learning began from the weights of a given network (init='given'); resume with "
+                "that very network, holding those weights: resume(…, net=…)."
+            )
+        return learner
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the learned tasks, in the order of learning."""
+        return self.store.tasks
+
+    def ledger(self) -> Ledger:
+        """What the model weighs, in bits, line by line and task by task."""
+        return self.store.ledger()
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model into a folder, atomically; returns the path of its file."""
+        return self.store.save(folder)
 
     def begin(self, task: Task) -> Lesson:
         """Check a task, choose its bank, and set up its training; nothing is learned yet."""
@@ -89,7 +143,7 @@ class TinySubNets:
                 f"a task named {task.name!r} has been learned already; "
                 "learned tasks never change, so choose another name."
             )
-        return Lesson(self, task)
+        return self._lesson(task)
 
     def learn(self, task: Task) -> Subnet:
         """Learn a task to its end and keep it for ever."""
@@ -108,6 +162,9 @@ class TinySubNets:
         """The user's own labels for raw inputs of a learned task."""
         return self.store.predict(task, inputs)
 
+    def _lesson(self, task: Task) -> Lesson:
+        return Lesson(self, task)
+
     def _recorded_settings(self) -> dict[str, Any]:
         """What a saved store keeps of the learner, so that learning can go on from it."""
         recorded: dict[str, Any] = {
@@ -118,6 +175,21 @@ class TinySubNets:
         if self.given is not None:
             recorded["given"] = _hash(self.given)
         return recorded
+
+    def _check_store(self) -> None:
+        """Refuse to go on from a store that was made in another way."""
+        block = self.store.layout.block
+        if block != self.settings.block:
+            raise SettingError(
+                f"block = {self.settings.block}, but the store has masks of block {block}; "
+                f"give block={block}."
+            )
+        if self.store.subnets and self.given is not None:
+            if self.store.settings.get("given") != _hash(self.given):
+                raise MismatchError(
+                    "init = 'given', but these are not the weights that learning began with; "
+                    "pass the same pretrained network."
+                )
 
     def _warn_once(self, bank: int) -> None:
         if not self._has_warned:
@@ -135,36 +207,16 @@ class Lesson:
 
     def __init__(self, learner: TinySubNets, task: Task) -> None:
         self.learner, self.task = learner, task
-        settings, store = learner.settings, learner.store
+        store = learner.store
         self.number = len(store.subnets)
-        self.memory = remember(task, settings)
-        self.decision: BankDecision = choose_bank(store, self.memory, settings)
+        self.memory = remember(task, learner.settings)
+        self.decision: BankDecision = choose_bank(store, self.memory, learner.settings)
         is_new = self.decision.bank >= len(store.banks)
-        bank = Bank(store.layout) if is_new else store.banks[self.decision.bank]
-        start = self._start()
-        keep = store.layout.keep(settings.density)
-        free = bank.free_per_tensor()
-        if settings.sharing == "none":
-            keep = tuple(min(k, f) for k, f in zip(keep, free, strict=True))
-        elif sum(free) == 0:
-            learner._warn_once(self.decision.bank)
-        compression = Compression(
-            keep,
-            settings.width_in_training,
-            settings.sharing == "values",
-            settings.codebooks,
-            settings.distillation,
+        self.module = self._module(
+            Bank(store.layout) if is_new else store.banks[self.decision.bank]
         )
-        self.module = TaskModule(learner.architecture, store.layout, bank, start, compression)
         self._try_network()
-        self.training = Training(
-            self.module,
-            task,
-            learner.training,
-            seed=settings.seed,
-            number=self.number,
-            device=learner.device,
-        )
+        self.training = self._train(learner.training)
 
     @property
     def finished(self) -> bool:
@@ -177,8 +229,13 @@ class Lesson:
 
     def finish(self) -> Subnet:
         """Take the best epoch, quantize, prune and claim it; the task is learned."""
+        if len(self.learner.store.subnets) != self.number:
+            raise TaskError(
+                f"the store has changed since the lesson on {self.task.name!r} began, and with it "
+                "what the lesson started from; begin it again."
+            )
         self.training.restore_best_()
-        subnet, seconds = compress(self)
+        subnet, seconds = self._compress()
         self.learner.store.add_(subnet)
         bank = self.learner.store.banks[subnet.bank]
         kept = self.learner.store.layout.block_sizes[subnet.mask].sum()
@@ -205,6 +262,40 @@ class Lesson:
         """Go on from a state of a lesson on the same task and the same store."""
         self.training.restore_(tensors, numbers)
         self.module.is_fresh = self.training.progress.epoch == 0
+
+    def _module(self, bank: Bank) -> TaskModule:
+        """What is trained: masked weights over the bank."""
+        settings, store = self.learner.settings, self.learner.store
+        keep, free = store.layout.keep(settings.density), bank.free_per_tensor()
+        if settings.sharing == "none":
+            keep = tuple(min(k, f) for k, f in zip(keep, free, strict=True))
+        elif sum(free) == 0:
+            self.learner._warn_once(self.decision.bank)
+        compression = Compression(
+            keep,
+            settings.width_in_training,
+            settings.sharing == "values",
+            settings.codebooks,
+            settings.distillation,
+        )
+        architecture = self.learner.architecture
+        return TaskModule(architecture, store.layout, bank, self._start(), compression)
+
+    def _train(self, settings: TrainingSettings) -> Training:
+        """The training of the module with these settings."""
+        learner = self.learner
+        return Training(
+            self.module,
+            self.task,
+            settings,
+            seed=learner.settings.seed,
+            number=self.number,
+            device=learner.device,
+        )
+
+    def _compress(self) -> tuple[Subnet, float]:
+        """The subnet of the trained module, and the seconds that post-pruning took."""
+        return compress(self)
 
     def _start(self) -> Start:
         learner, settings = self.learner, self.learner.settings
