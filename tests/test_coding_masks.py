@@ -68,7 +68,7 @@ def test_every_codec_reads_back_and_the_smallest_is_kept(density):
     for code in codes:
         if len(code) <= len(codes[0]):
             assert np.array_equal(decode_flips(code, flips.size), flips)
-    # Dense gaps are left aside for less than 1.5 %, the best shift of gap-Huffman is estimated.
+    # Dense gaps are left aside for less than 1 %, the best shift of gap-Huffman is estimated.
     assert len(encode_flips(flips)) <= 1.02 * min(map(len, codes))
 
 

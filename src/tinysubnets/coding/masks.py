@@ -18,8 +18,10 @@ A coded mask is never longer than 1 + ceil(places / 8) bytes.
 
 Why codec 4: a mask has exactly k ones, so it drops as many ones of an alike reference as it adds,
 and at density 0.1 a one flips nine times as often as a zero. On masks of permuted MNIST learned
-with warm scores this takes 12 % off. Why codec 5: layers flip at different rates; where these
-differ fivefold it takes 4 % off, and next to nothing where they are alike.
+with warm scores it takes 10 % off codecs 0-3, which ends 9 % below the XOR entropy; on random
+masks of density 0.05 to 0.1 it ends 10 to 17 % below. It decodes at 85 to 150 MB of packed mask
+per second. Why codec 5: layers flip at different rates; where these differ fivefold it takes 4 %
+off, and next to nothing where they are alike. Either is used only where it saves 3 %.
 """
 
 from __future__ import annotations
