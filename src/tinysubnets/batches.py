@@ -31,8 +31,9 @@ class Batches:
         *,
         resident_bytes: int = RESIDENT_BYTES,
     ) -> None:
-        self.split, self.normalisation = split, normalisation
+        self.split = split
         self.device = torch.device(device)
+        self.affine = normalisation.tensors(self.device)
         self.labels = split.labels.to(self.device)
         self.resident: Tensor | None = None
         if split.size_bytes() <= resident_bytes:
@@ -48,7 +49,7 @@ class Batches:
 
     def normalised(self, raw: Tensor) -> Tensor:
         """What the network sees of raw inputs."""
-        return self.normalisation(raw)
+        return Normalisation.apply(raw, *self.affine)
 
     def filled(self, order: Tensor, batch_size: int) -> Tensor:
         """The order as full batches [steps, size], the last filled up from the order's beginning.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from tinysubnets.stacked import StackedTraining
     from tinysubnets.training import Training
 
 WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before the recording
@@ -20,7 +21,7 @@ WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before 
 class CapturedStep:
     """One step of a training as a graph over fixed buffers: order, rates and a counter."""
 
-    def __init__(self, training: Training, batch_size: int) -> None:
+    def __init__(self, training: Training | StackedTraining, batch_size: int) -> None:
         self.training = training
         steps, device = training.num_steps, training.device
         self.order = torch.zeros(steps, batch_size, dtype=torch.int64, device=device)

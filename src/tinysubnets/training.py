@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any, Literal, Protocol
 
 import torch
@@ -60,6 +61,13 @@ class TrainingSettings:
                 f"training.learning_rate = {self.learning_rate} and final_rate = "
                 f"{self.final_rate} are not allowed; give 0 < final_rate <= learning_rate."
             )
+        for name, limit in (("momentum", 1), ("weight_decay", math.inf), ("score_rate", math.inf)):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < limit:
+                raise SettingError(
+                    f"training.{name} = {value} is not allowed; give a number of at least 0"
+                    + (f", below {limit}." if limit == 1 else ".")
+                )
 
 
 class Trainable(Protocol):
@@ -134,11 +142,11 @@ class Training:
             if task.class_weights is None
             else torch.tensor(task.class_weights, dtype=torch.float32, device=device)
         )
-        self.optimizer = _optimizer(module.groups(), settings, self.device)
+        self.optimizer = make_optimizer(module.groups(), settings, self.device)
         self.changes = settings.augmentation if settings.augmentation.active else None
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
-        self._loss = compiled_loss if settings.engine == "compiled" else loss_of
+        self._loss = compiled_loss() if settings.engine == "compiled" else loss_of
         self._captured: CapturedStep | None = None
 
     @property
@@ -150,15 +158,23 @@ class Training:
     def epoch(self) -> EpochReport:
         """Train one epoch, validate, and keep the state if it is the best so far."""
         begin = time.perf_counter()
+        rates, due = self.plan()
+        path = (*self.path, self.progress.epoch)
+        # Dropout and augmentation draw from the global generators: a graph knows no others.
+        with seeded(self.device, seeds.key(*path, "noise") >> 1), arithmetic(self.settings):
+            total = self._run(self.order(), rates, due)
+        return self.conclude(float(total) / self.num_steps, rates[-1], begin)
+
+    def plan(self) -> tuple[list[float], set[int]]:
+        """The rate of each step of the next epoch, and the steps that refresh codebooks."""
         steps, done = self.num_steps, self.progress.epoch
         rates = [self._rate((done + step / steps) / self.settings.epochs) for step in range(steps)]
-        due = {round(i * steps / self.settings.refreshes) for i in range(self.settings.refreshes)}
-        path = (*self.path, done)
-        order = self.train.order(*path, "order")
-        # Dropout and augmentation draw from the global generators: a graph knows no others.
-        with _seeded(self.device, seeds.key(*path, "noise") >> 1), _arithmetic(self.settings):
-            total = self._run(order, rates, due)
-        return self._conclude(float(total) / steps, rates[-1], begin)
+        count = self.settings.refreshes
+        return rates, {round(i * steps / count) for i in range(count)}
+
+    def order(self) -> Tensor:
+        """The order of the next epoch's samples, from seed, task and epoch."""
+        return self.train.order(*self.path, self.progress.epoch, "order")
 
     def _run(self, order: Tensor, rates: list[float], due: set[int]) -> Tensor:
         """The steps of one epoch, replayed where they can be; gives the sum of their losses."""
@@ -233,7 +249,7 @@ class Training:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.progress = Progress(**numbers)
 
-    def _conclude(self, loss: float, rate: float, begin: float) -> EpochReport:
+    def conclude(self, loss: float, rate: float, begin: float) -> EpochReport:
         """Validate after an epoch and update what is best, the plateau and the clock."""
         progress, result = self.progress, self.validate()
         progress.epoch += 1
@@ -268,7 +284,7 @@ class Training:
             progress.halvings, progress.waited = progress.halvings + 1, 0
 
     def _rate(self, share: float) -> float:
-        """The learning rate after a share of all epochs."""
+        """The learning rate after a share of all steps."""
         high, low = self.settings.learning_rate, self.settings.final_rate
         if self.settings.schedule == "cosine":
             return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
@@ -280,11 +296,16 @@ def loss_of(module: Any, inputs: Tensor, labels: Tensor, weights: Tensor | None)
     return module.loss(inputs, labels, weights)
 
 
-# One compiled function for all tasks: modules of equal shapes share one graph.
-compiled_loss = torch.compile(loss_of, dynamic=False)
+@cache
+def compiled_loss() -> Callable[..., Tensor]:
+    """The one compiled form of `loss_of`: modules of equal shapes share its graph over all tasks.
+
+    Made when first asked for, because to load the compiler takes seconds.
+    """
+    return torch.compile(loss_of, dynamic=False)
 
 
-def _optimizer(
+def make_optimizer(
     groups: dict[str, list[nn.Parameter]], settings: TrainingSettings, device: torch.device
 ) -> torch.optim.Optimizer:
     """The optimizer; mask scores have a rate of their own and are never decayed."""
@@ -306,7 +327,7 @@ def _optimizer(
 
 
 @contextmanager
-def _arithmetic(settings: TrainingSettings) -> Iterator[None]:
+def arithmetic(settings: TrainingSettings) -> Iterator[None]:
     """Matrix products in the precision asked for inside, and as they were outside."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
@@ -319,7 +340,7 @@ def _arithmetic(settings: TrainingSettings) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """The global generators seeded inside, and as they were outside: dropout draws from them."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
