@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from tinysubnets.errors import ArchitectureError
+from tinysubnets.wrappable import check_head, check_tensors
 
 Mode = Literal["train", "eval", "calibrate"]
 Rule = Callable[[str, Tensor], bool]
@@ -62,8 +63,8 @@ class Architecture:
         if not isinstance(net, nn.Module):
             raise ArchitectureError(f"a torch.nn.Module is needed, not {type(net).__name__}.")
         self.head, self.rebuild = head, None if rebuild is None else dict(rebuild)
-        _check_head(net, head)
-        _check_tensors(net)
+        check_head(net, head)
+        check_tensors(net)
         self.aliases = _aliases(net)
         parameters = {n: p for n, p in net.named_parameters()}
         rule = shared or is_shared
@@ -134,6 +135,9 @@ class Architecture:
         owners: dict[str, list[str]] = {}
         for s in self.shared:
             owner = s.name.rpartition(".")[0].partition(".parametrizations")[0]
+            parent = owner.rpartition(".")[0]
+            if isinstance(self._code["eval"].get_submodule(parent), nn.MultiheadAttention):
+                owner = parent  # attention reads its output projection's weight without calling it
             owners.setdefault(owner, []).append(s.name)
         yield from owners.items()
 
@@ -155,31 +159,51 @@ class Architecture:
         return net
 
     def check(self, tensors: Mapping[str, Tensor], inputs: Tensor, num_classes: int) -> None:
-        """Try the network on a few normalised inputs, and explain what fails."""
-        constants = {n: c.clone() for n, c in self.constants.items()}
-        state = {n: t.clone() for n, t in tensors.items()} | constants
+        """Try the network on a few normalised inputs, forward and backward; explain what fails."""
+        state = {n: t.detach().clone() for n, t in {**tensors, **self.constants}.items()}
+        before = {n: t.clone() for n, t in state.items()}
+        given = f"{inputs.dtype} inputs of shape {tuple(inputs.shape)}"
+        # Forked: a trial must not move the caller's random numbers.
+        with torch.random.fork_rng(devices=[]):
+            try:
+                with torch.no_grad():
+                    output = self(state, inputs, "eval")
+            except Exception as error:
+                raise ArchitectureError(
+                    f"the network fails on {given}: {type(error).__name__}: {error}"
+                ) from error
+            if not isinstance(output, Tensor) or output.shape != (len(inputs), num_classes):
+                shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+                raise ArchitectureError(
+                    f"the network gave {shape} for {len(inputs)} inputs; expected "
+                    f"({len(inputs)}, {num_classes}). Is {self.head!r} the last layer?"
+                )
+            self._check_unchanged(before, state)
+            self._check_backward(state, inputs, given)
+        self._check_unchanged(before, state, self.statistics)
+
+    def _check_backward(self, state: dict[str, Tensor], inputs: Tensor, given: str) -> None:
+        """Try one training step, in which activation checkpointing would show itself."""
+        learned = [s.name for s in (*self.shared, *self.private) if s.name not in self.statistics]
         try:
-            # Forked: a trial must not move the caller's random numbers.
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                self(state, inputs, "train")
-                output = self(state, inputs, "eval")
+            with torch.enable_grad():
+                trial = state | {n: state[n].clone().requires_grad_() for n in learned}
+                self(trial, inputs, "train").sum().backward()
         except Exception as error:
             raise ArchitectureError(
-                f"the network fails on {inputs.dtype} inputs of shape {tuple(inputs.shape)}: "
-                f"{type(error).__name__}: {error}. Networks with activation checkpointing cannot "
-                "be wrapped."
+                f"the network cannot be trained on {given}: {type(error).__name__}: {error}. "
+                "If it uses activation checkpointing, turn that off: checkpointing runs layers "
+                "again outside the forward pass, where they hold no values."
             ) from error
-        if not isinstance(output, Tensor) or output.shape != (len(inputs), num_classes):
-            shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-            raise ArchitectureError(
-                f"the network gave {shape} for {len(inputs)} inputs; expected "
-                f"({len(inputs)}, {num_classes}). Is {self.head!r} the last layer?"
-            )
-        changed = [n for n, c in constants.items() if not torch.equal(c, self.constants[n])]
+
+    def _check_unchanged(
+        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], but: tuple[str, ...] = ()
+    ) -> None:
+        changed = [n for n, t in before.items() if n not in but and not torch.equal(t, after[n])]
         if changed:
             raise ArchitectureError(
-                f"the forward pass changes the buffers {changed}; only running "
-                "statistics of normalisation layers may change."
+                f"the forward pass changes the tensors {changed}; only running statistics of "
+                "normalisation layers may change, and only in training."
             )
 
     def _check_untied_head(self, inside: str) -> None:
@@ -200,7 +224,9 @@ def _specify(name: str, tensor: Tensor) -> Specification:
     """The tensor's name and shape, and its constant where all its values are equal."""
     values = tensor.detach()
     constant = None
-    if values.numel() and tensor.ndim < 2 and bool((values == values.flatten()[0]).all()):
+    # A bias of one element is equal to itself, yet as random as any other bias.
+    least = 2 if "bias" in name.rpartition(".")[2] else 1
+    if values.numel() >= least and tensor.ndim < 2 and bool((values == values.flatten()[0]).all()):
         constant = float(values.flatten()[0])
     return Specification(name, tuple(tensor.shape), constant)
 
@@ -260,36 +286,3 @@ def _as_code(net: nn.Module, mode: Mode) -> nn.Module:
                 module.train()
                 module.momentum = 1.0  # the statistics of exactly this batch
     return code
-
-
-def _check_head(net: nn.Module, head: str) -> None:
-    modules = dict(net.named_modules())
-    if head and head in modules:
-        return
-    candidates = [
-        n for n, m in modules.items() if n and any(p.ndim >= 2 for p in m.parameters(recurse=False))
-    ]
-    raise ArchitectureError(
-        f"the network has no head named {head!r}. Layers that could be the head: "
-        f"{', '.join(reversed(candidates)) or 'none'}. Say which: "
-        "Architecture(net, head=…)."
-    )
-
-
-def _check_tensors(net: nn.Module) -> None:
-    """Refuse networks that keep values where they cannot be seen or are not there yet."""
-    known = {id(t) for t in [*net.parameters(), *net.buffers()]}
-    for prefix, module in net.named_modules():
-        for attribute, value in vars(module).items():
-            if attribute in ("_parameters", "_buffers", "_modules"):
-                continue
-            held = value.values() if isinstance(value, dict) else value
-            items = list(held) if isinstance(value, (list, tuple, dict)) else [value]
-            if any(isinstance(i, Tensor) and id(i) not in known for i in items):
-                raise ArchitectureError(
-                    f"{type(module).__name__} {prefix or '(the network)'} keeps a tensor in "
-                    f"{attribute!r}, outside parameters and buffers; use register_buffer."
-                )
-    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
-        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-            raise ArchitectureError(f"{name!r} has no shape yet; run the lazy network once first.")

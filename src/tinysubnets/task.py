@@ -16,24 +16,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tinysubnets.arrays import (
+    DatasetInputs,
+    Inputs,
+    Label,
+    checked_inputs,
+    dataset_labels,
+    is_tokens,
+    remapped_labels,
+    stratified,
+)
 from tinysubnets.errors import TaskError
 
-Label = int | str
 NormalisationRule = Literal["auto", "channel", "scalar"]
-
-
-class Inputs(Protocol):
-    """Anything that gives samples at an array of indices: a tensor, a memory map, …"""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,30 @@ class Normalisation:
     std: tuple[float, ...] = ()
     trailing: int = 0
 
+    def __post_init__(self) -> None:
+        fine = all(0.0 < s < float("inf") for s in self.std) and np.isfinite(self.mean).all()
+        if len(self.mean) != len(self.std) or not fine:
+            raise TaskError(
+                f"a normalisation with mean {self.mean} and std {self.std} is not allowed; "
+                "give as many finite means as positive deviations."
+            )
+
     def tensors(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """The mean and the factor 1 / std, shaped to broadcast over a batch of inputs."""
-        shape = (-1,) + (1,) * self.trailing if len(self.mean) > 1 else ()
+        shape = () if len(self.mean) == 1 else (-1, *(1,) * self.trailing)
         mean = torch.tensor(self.mean, dtype=torch.float32, device=device)
         factor = 1.0 / torch.tensor(self.std, dtype=torch.float32, device=device)
         return mean.reshape(shape), factor.reshape(shape)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """What the network sees: float32 images and vectors, int64 tokens."""
-        if not self.mean:
+        return self.apply(inputs, *self.tensors(inputs.device))
+
+    @staticmethod
+    def apply(inputs: Tensor, mean: Tensor, factor: Tensor) -> Tensor:
+        """The same with `tensors()` at hand, so that nothing is copied to the device."""
+        if mean.numel() == 0:
             return inputs.long() if is_tokens(inputs) else inputs.float()
-        mean, factor = self.tensors(inputs.device)
         return (inputs.float() - mean) * factor
 
 
@@ -90,22 +103,6 @@ class Split:
         """The bytes that all inputs of this split take in memory."""
         sample = self.inputs(slice(0, 1))
         return len(self) * sample.numel() * sample.element_size()
-
-
-class DatasetInputs:
-    """The inputs of a torch `Dataset` of (input, label) pairs, fetched item by item."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: Any, /) -> Tensor:
-        items = [torch.as_tensor(self.dataset[int(i)][0]) for i in np.atleast_1d(index)]
-        if any(i.is_floating_point() and not torch.isfinite(i).all() for i in items):
-            raise TaskError("the data set gave NaN or infinite inputs; clean the data first.")
-        return torch.stack(items)
 
 
 @dataclass(frozen=True)
@@ -166,22 +163,14 @@ class Task:
 
         Labels are taken from a `targets` attribute where there is one, else read once item by item.
         """
-        source, labels = DatasetInputs(train), _dataset_labels(train)
-        numbers, classes = remapped_labels(name, labels, len(source))
+        source = checked_inputs(name, DatasetInputs(train))
+        numbers, classes = remapped_labels(name, dataset_labels(train), len(source))
         pairs = [
-            v if v is None or isinstance(v, float) else (DatasetInputs(v), _dataset_labels(v))
+            (DatasetInputs(v), dataset_labels(v)) if hasattr(v, "__getitem__") else v
             for v in (valid, test)
         ]
-        return _assemble(
-            cls,
-            name,
-            (source, numbers, classes),
-            pairs[0],
-            pairs[1],
-            seed,
-            normalisation,
-            class_weights,
-        )
+        data = (source, numbers, classes)
+        return _assemble(cls, name, data, *pairs, seed, normalisation, class_weights)
 
 
 def _assemble(
@@ -208,107 +197,9 @@ def _assemble(
     test_split = None if test is None else _other_split(name, "test", test, source, classes)
     if not isinstance(normalisation, Normalisation):
         normalisation = fitted_normalisation(name, train, normalisation)
+    normalisation = _fitting(name, train, normalisation)
     weights = _class_weights(name, class_weights, train.labels, len(classes))
     return cls(name, classes, train, valid_split, test_split, normalisation, weights)
-
-
-def is_tokens(inputs: Tensor) -> bool:
-    """Whether raw inputs are integer tokens: any integer type but uint8, which means pixels."""
-    return not inputs.is_floating_point() and inputs.dtype != torch.uint8
-
-
-def checked_inputs(name: str, inputs: Any) -> Inputs:
-    """The inputs as a tensor or memory map, or an error that says what is wrong with them."""
-    if isinstance(inputs, (np.memmap, DatasetInputs)):
-        source: Any = inputs
-        sample = (
-            torch.from_numpy(np.array(inputs[:1])) if isinstance(inputs, np.memmap) else inputs[:1]
-        )
-    else:
-        if not isinstance(inputs, Tensor):
-            array = np.asarray(inputs)
-            if array.dtype.kind not in "uif":
-                raise TaskError(
-                    f"task {name!r}: inputs of type {array.dtype} cannot be learned from; "
-                    "give uint8 or float images and vectors, or integer tokens."
-                )
-            inputs = torch.from_numpy(array if array.flags.writeable else array.copy())
-        source = sample = inputs.detach().cpu()
-    if sample.dtype in (torch.bool, torch.complex64, torch.complex128):
-        raise TaskError(
-            f"task {name!r}: inputs of type {sample.dtype} cannot be learned from; "
-            "give uint8 or float images and vectors, or integer tokens."
-        )
-    if len(source) == 0 or sample.ndim < 2 or sample.numel() == 0:
-        raise TaskError(
-            f"task {name!r}: inputs have shape {tuple(getattr(source, 'shape', sample.shape))}; "
-            "at least one sample with at least one feature is needed: (samples, features…)."
-        )
-    if (
-        sample.is_floating_point()
-        and isinstance(source, Tensor)
-        and not torch.isfinite(source).all()
-    ):
-        bad = int((~torch.isfinite(source).flatten(1).all(1)).nonzero()[0])
-        raise TaskError(
-            f"task {name!r}: inputs contain NaN or infinite values (first in sample {bad}); "
-            "clean the data first."
-        )
-    return source
-
-
-def remapped_labels(name: str, labels: Any, num_samples: int) -> tuple[Tensor, tuple[Label, ...]]:
-    """Class numbers 0..n-1 and the user's own labels in sorted order."""
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if array.ndim != 1 or len(array) != num_samples:
-        raise TaskError(
-            f"task {name!r}: {num_samples} inputs but labels of shape {array.shape}; "
-            "one label per sample is needed."
-        )
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise TaskError(f"task {name!r}: labels contain NaN or infinite values.")
-    if array.dtype.kind == "f" and (array == array.round()).all():
-        array = array.astype(np.int64)
-    if array.dtype.kind not in "iubUSO":
-        raise TaskError(
-            f"task {name!r}: labels of type {array.dtype} are not classes; "
-            "give whole numbers or texts."
-        )
-    try:
-        values, numbers = np.unique(
-            array.astype(str) if array.dtype.kind in "SO" else array, return_inverse=True
-        )
-    except TypeError as error:
-        raise TaskError(f"task {name!r}: labels cannot be sorted: {error}.") from None
-    if len(values) < 2:
-        raise TaskError(
-            f"task {name!r} has only the class {values.tolist()}; "
-            "at least two classes are needed to learn anything."
-        )
-    classes = tuple(v if isinstance(v, str) else int(v) for v in values.tolist())
-    return torch.from_numpy(numbers.astype(np.int64)), classes
-
-
-def stratified(name: str, labels: Tensor, share: Any, seed: int) -> tuple[Tensor, Tensor]:
-    """Disjoint, sorted training and validation positions with the same mix of classes."""
-    if not isinstance(share, float) or not 0.0 < share < 1.0:
-        raise TaskError(
-            f"task {name!r}: valid = {share!r} is not allowed; give a share between 0 and 1 "
-            "or (inputs, labels)."
-        )
-    generator = torch.Generator().manual_seed(seed)
-    train, valid = [], []
-    for number in range(int(labels.max()) + 1):
-        where = (labels == number).nonzero().flatten()
-        where = where[torch.randperm(len(where), generator=generator)]
-        # Every class that has two samples or more is seen in both parts.
-        count = min(max(round(share * len(where)), 1), len(where) - 1)
-        valid.append(where[:count])
-        train.append(where[count:])
-    split = torch.cat(valid)
-    if len(split) == 0:
-        raise TaskError(f"task {name!r}: one sample per class leaves nothing to validate with.")
-    return torch.cat(train).sort().values, split.sort().values
 
 
 def _other_split(
@@ -369,6 +260,24 @@ def fitted_normalisation(name: str, train: Split, rule: Any) -> Normalisation:
     return Normalisation(tuple(mean.float().tolist()), tuple(std.float().tolist()), trailing)
 
 
+def _fitting(name: str, train: Split, given: Normalisation) -> Normalisation:
+    """The normalisation, if it fits the inputs; doing nothing to numbers is (x - 0) / 1.
+
+    So an empty normalisation always means tokens.
+    """
+    sample = train.inputs(slice(0, 1))
+    if is_tokens(sample):
+        return given
+    if not given.mean:
+        return Normalisation((0.0,), (1.0,), max(sample.ndim - 2, 0))
+    if len(given.mean) not in (1, sample.shape[1]):
+        raise TaskError(
+            f"task {name!r}: a normalisation of {len(given.mean)} channels does not fit inputs of "
+            f"shape {tuple(sample.shape[1:])}; give one number or {sample.shape[1]}."
+        )
+    return given
+
+
 def _class_weights(
     name: str, rule: Any, labels: Tensor, num_classes: int
 ) -> tuple[float, ...] | None:
@@ -389,11 +298,3 @@ def _class_weights(
             "give one positive number per class."
         )
     return weights
-
-
-def _dataset_labels(dataset: Any) -> Any:
-    """The labels of a torch `Dataset`, without its inputs where it keeps them apart."""
-    targets = getattr(dataset, "targets", None)
-    if targets is not None:
-        return targets
-    return [dataset[i][1] for i in range(len(dataset))]

@@ -16,7 +16,8 @@ from tinysubnets.task import Task, is_tokens
 
 def balanced_sample(task: Task, count: int, seed: int) -> Tensor:
     """Raw training inputs, as many of each class as possible, drawn by the portable generator."""
-    order = torch.from_numpy(seeds.uniform(len(task.train), seed, "memory", task.name)).argsort()
+    order = torch.from_numpy(seeds.uniform(len(task.train), seed, "memory", task.name))
+    order = order.argsort(stable=True)
     labels = task.train.labels[order]
     rank = torch.zeros_like(labels)
     for number in range(task.num_classes):
@@ -61,6 +62,8 @@ def _by_divergence(
         for s in store.subnets.values()
         if s.memory is not None
     }
+    if not distances:
+        return BankDecision(len(store.banks) - 1, "earlier tasks left nothing to compare with")
     nearest = min(distances, key=lambda name: distances[name])
     bank, far = store.subnet(nearest).bank, distances[nearest]
     if far < settings.threshold:

@@ -1,0 +1,175 @@
+"""Raw data as users give it: inputs and labels checked, remapped and divided.
+
+Everything that is wrong with data is said here, before anything is learned from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinysubnets.errors import TaskError
+
+Label = int | str
+_CHUNK = 4096  # samples looked at together
+
+
+class Inputs(Protocol):
+    """Anything that gives samples at an array of indices: a tensor, a memory map, …"""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+class DatasetInputs:
+    """The inputs of a torch `Dataset` of (input, label) pairs, fetched item by item."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any, /) -> Tensor:
+        if isinstance(index, slice):
+            index = range(len(self))[index]
+        items = [torch.as_tensor(self.dataset[int(i)][0]) for i in np.atleast_1d(index)]
+        if any(i.is_floating_point() and not torch.isfinite(i).all() for i in items):
+            raise TaskError("the data set gave NaN or infinite inputs; clean the data first.")
+        shapes = {tuple(i.shape) for i in items}
+        if len(shapes) > 1:
+            raise TaskError(
+                f"the data set gave inputs of several shapes, {sorted(shapes)[:3]}; "
+                "bring all samples to one shape first."
+            )
+        return torch.stack(items) if items else torch.empty(0)
+
+
+def is_tokens(inputs: Tensor) -> bool:
+    """Whether raw inputs are integer tokens: any integer type but uint8, which means pixels."""
+    return not inputs.is_floating_point() and inputs.dtype != torch.uint8
+
+
+def checked_inputs(name: str, inputs: Any) -> Inputs:
+    """The inputs as a tensor or memory map, or an error that says what is wrong with them."""
+    if isinstance(inputs, (np.memmap, DatasetInputs)):
+        source: Any = inputs
+        sample = (
+            torch.from_numpy(np.array(inputs[:1])) if isinstance(inputs, np.memmap) else inputs[:1]
+        )
+    else:
+        if not isinstance(inputs, Tensor):
+            array = np.asarray(inputs)
+            if array.dtype.kind not in "uif":
+                raise TaskError(
+                    f"task {name!r}: inputs of type {array.dtype} cannot be learned from; "
+                    "give uint8 or float images and vectors, or integer tokens."
+                )
+            inputs = torch.from_numpy(array if array.flags.writeable else array.copy())
+        source = sample = inputs.detach().cpu()
+    if sample.dtype in (torch.bool, torch.complex64, torch.complex128):
+        raise TaskError(
+            f"task {name!r}: inputs of type {sample.dtype} cannot be learned from; "
+            "give uint8 or float images and vectors, or integer tokens."
+        )
+    if len(source) == 0 or sample.ndim < 2 or sample.numel() == 0:
+        raise TaskError(
+            f"task {name!r}: inputs have shape {tuple(getattr(source, 'shape', sample.shape))}; "
+            "at least one sample with at least one feature is needed: (samples, features…)."
+        )
+    if sample.is_floating_point() and not isinstance(source, DatasetInputs):
+        _check_finite(name, source)
+    return source
+
+
+def _check_finite(name: str, source: Any) -> None:
+    """Refuse NaN and infinity, chunk by chunk: a memory map need not fit in memory."""
+    for start in range(0, len(source), _CHUNK):
+        part = torch.as_tensor(np.asarray(source[start : start + _CHUNK]))
+        fine = torch.isfinite(part).flatten(1).all(1)
+        if not fine.all():
+            bad = start + int((~fine).nonzero()[0])
+            raise TaskError(
+                f"task {name!r}: inputs contain NaN or infinite values (first in sample {bad}); "
+                "clean the data first."
+            )
+
+
+def remapped_labels(name: str, labels: Any, num_samples: int) -> tuple[Tensor, tuple[Label, ...]]:
+    """Class numbers 0..n-1 and the user's own labels in sorted order."""
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.ndim != 1 or len(array) != num_samples:
+        raise TaskError(
+            f"task {name!r}: {num_samples} inputs but labels of shape {array.shape}; "
+            "one label per sample is needed."
+        )
+    values, numbers = np.unique(_as_classes(name, array), return_inverse=True)
+    if len(values) < 2:
+        raise TaskError(
+            f"task {name!r} has only the class {values.tolist()}; "
+            "at least two classes are needed to learn anything."
+        )
+    return torch.from_numpy(numbers.astype(np.int64)), tuple(values.tolist())
+
+
+def _as_classes(name: str, array: np.ndarray) -> np.ndarray:
+    """Labels as whole numbers, true and false, or texts, or an error that says what they are."""
+    if array.dtype.kind == "O":
+        kinds = {type(v) for v in array.tolist()}
+        if kinds and all(issubclass(k, (int, np.integer)) for k in kinds):
+            return array.astype(bool if kinds <= {bool, np.bool_} else np.int64)
+        if not all(issubclass(k, str) for k in kinds):
+            named = ", ".join(sorted(k.__name__ for k in kinds))
+            raise TaskError(
+                f"task {name!r}: labels of types {named} are not classes; "
+                "give whole numbers or texts, without gaps."
+            )
+        return array.astype(str)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise TaskError(f"task {name!r}: labels contain NaN or infinite values.")
+    if array.dtype.kind == "f" and (array == array.round()).all():
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iubUS":
+        raise TaskError(
+            f"task {name!r}: labels of type {array.dtype} are not classes; "
+            "give whole numbers or texts."
+        )
+    return array.astype(str) if array.dtype.kind == "S" else array
+
+
+def stratified(name: str, labels: Tensor, share: Any, seed: int) -> tuple[Tensor, Tensor]:
+    """Disjoint, sorted training and validation positions with the same mix of classes."""
+    if not isinstance(share, float) or not 0.0 < share < 1.0:
+        raise TaskError(
+            f"task {name!r}: valid = {share!r} is not allowed; give a share between 0 and 1 "
+            "or (inputs, labels)."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    train, valid = [], []
+    for number in range(int(labels.max()) + 1):
+        where = (labels == number).nonzero().flatten()
+        where = where[torch.randperm(len(where), generator=generator)]
+        # Every class that has two samples or more is seen in both parts.
+        count = min(max(round(share * len(where)), 1), len(where) - 1)
+        valid.append(where[:count])
+        train.append(where[count:])
+    split = torch.cat(valid)
+    if len(split) == 0:
+        raise TaskError(f"task {name!r}: one sample per class leaves nothing to validate with.")
+    return torch.cat(train).sort().values, split.sort().values
+
+
+def dataset_labels(dataset: Any) -> Any:
+    """The labels of a torch `Dataset`, without its inputs where it keeps them apart."""
+    targets = getattr(dataset, "targets", None)
+    if targets is not None:
+        return targets
+    indices = range(len(dataset))
+    # Labels may be tensors of one element, as many data sets give them.
+    return np.array(
+        [v.item() if isinstance(v, Tensor) else v for _, v in map(dataset.__getitem__, indices)]
+    )
