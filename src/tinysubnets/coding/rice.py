@@ -96,7 +96,7 @@ def rice_decode(data: bytes, shift: int) -> Iterator[NDArray[np.int64]]:
 
 def _count_gaps(stream: NDArray[np.uint8], shift: int, end: int) -> int:
     """The number of gaps m of a Rice stream: its m-th one bit, plus m * shift bits, reach `end`."""
-    ones = np.cumsum(_POPCOUNT[stream])
+    ones = np.cumsum(_POPCOUNT[stream], dtype=np.int64)
     filled = np.arange(8, 8 * ones.size + 8, 8) + ones * shift
     last = int(np.searchsorted(filled, end))  # the byte in which the unary plane ends
     count = int(ones[last - 1]) if last else 0
