@@ -1,0 +1,106 @@
+"""`python -m benchmarks`: one table of ratios, and its numbers as JSON.
+
+Every ratio compares two things measured in this run on this machine. Absolute times are printed
+beside them for whoever knows the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import codebooks, pruning, steps
+
+Row = dict[str, Any]
+
+
+def rows(device: torch.device, quick: bool) -> list[Row]:
+    """All benchmarks that make sense on the device, one row each."""
+    console, out = Console(stderr=True), []
+    for name, make in _all(device, quick).items():
+        begin = time.perf_counter()
+        try:
+            row = make()
+        except Exception as error:  # one broken benchmark must not hide the others
+            row = {"what": name, "error": f"{type(error).__name__}: {error}"[:300]}
+        row["took_s"] = time.perf_counter() - begin
+        console.print(row)
+        out.append(row)
+    return out
+
+
+def _all(device: torch.device, quick: bool) -> dict[str, Any]:
+    gpu = device.type == "cuda"
+    count = (lambda few, many: few) if quick else (lambda few, many: many)
+    table: dict[str, Any] = {}
+    for compiled in (False, True):
+        engine = "compiled" if compiled else "plain"
+        for network, batch, num in (
+            ("mlp", 256, count(20, 211)),
+            ("alexnet", 128, count(4, 35)),
+            ("resnet18", 128, count(3, 35)),
+        ):
+            if not gpu and network == "resnet18":
+                continue
+            table[f"{network} {engine}"] = lambda n=network, b=batch, s=num, c=compiled: (
+                steps.compare(n, b, s, device, c)
+            )
+    table["epoch permuted-mnist"] = lambda: steps.mnist_epoch(device)
+    if gpu:
+        table["five seeds"] = lambda: steps.five_seeds(device)
+    table["refresh"] = lambda: steps.refreshes(device)
+    table["codebook"] = codebooks.against_sklearn
+    table["pruning mlp"] = lambda: pruning.share_of_training("mlp", 256, device)
+    if gpu:
+        table["pruning alexnet"] = lambda: pruning.share_of_training("alexnet", 128, device)
+        table["memory"] = lambda: steps.peak_memory(device)
+    return table
+
+
+def show(table_rows: list[Row]) -> None:
+    """The rows as a table on the terminal."""
+    table = Table("what", "ratio", "target", "numbers")
+    for row in table_rows:
+        rest = {k: v for k, v in row.items() if k not in ("what", "ratio", "target", "took_s")}
+        numbers = ", ".join(
+            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in rest.items()
+        )
+        ratio = f"{row['ratio']:.3f}" if "ratio" in row else ""
+        table.add_row(row["what"], ratio, str(row.get("target", "")), numbers)
+    Console(width=150).print(table)
+
+
+def main() -> None:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, noisier numbers")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    found = rows(device, options.quick)
+    show(found)
+    options.out.mkdir(parents=True, exist_ok=True)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    facts = {
+        "device": device.type,
+        "name": name,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "rows": found,
+    }
+    path = options.out / f"{device.type}.json"
+    path.write_text(json.dumps(facts, indent=1))
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
