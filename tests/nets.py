@@ -172,7 +172,8 @@ def data(
     if shape == "tokens":
         likely = rng.integers(0, VOCABULARY, (classes, 3))
         tokens = rng.integers(0, VOCABULARY, (samples, 7))
-        tokens[:, ::2] = likely[labels][np.arange(samples)[:, None], rng.integers(0, 3, (samples, 4))]
+        picks = rng.integers(0, 3, (samples, 4))
+        tokens[:, ::2] = np.take_along_axis(likely[labels], picks, 1)
         return tokens, labels
     centres = rng.normal(size=(classes, *shape))
     noise = rng.normal(size=(samples, *shape))

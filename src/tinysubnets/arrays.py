@@ -89,7 +89,8 @@ def checked_inputs(name: str, inputs: Any) -> Inputs:
 def _check_finite(name: str, source: Any) -> None:
     """Refuse NaN and infinity, chunk by chunk: a memory map need not fit in memory."""
     for start in range(0, len(source), _CHUNK):
-        part = torch.as_tensor(np.asarray(source[start : start + _CHUNK]))
+        part = source[start : start + _CHUNK]
+        part = part if isinstance(part, Tensor) else torch.from_numpy(np.array(part))
         fine = torch.isfinite(part).flatten(1).all(1)
         if not fine.all():
             bad = start + int((~fine).nonzero()[0])
