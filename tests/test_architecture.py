@@ -1,0 +1,243 @@
+"""Architectures: what is shared, what is private, and which networks are refused, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nets import NETWORKS, Encoder, Residual, TiedEmbedding, learner, mlp, stack, task
+from tinysubnets.architecture import Architecture
+from tinysubnets.errors import ArchitectureError
+from tinysubnets.layout import Layout
+from tinysubnets.networks import build
+from tinysubnets.start import Origin, starting_point
+
+
+def names(specifications: Any) -> list[str]:
+    return [s.name for s in specifications]
+
+
+def tensors_of(architecture: Architecture, classes: int = 3) -> dict[str, Tensor]:
+    layout = Layout(architecture.shared)
+    start = starting_point(architecture, layout, Origin(0, 0, 0), classes)
+    return architecture.split(start.free) | start.private | architecture.constants
+
+
+def test_the_rule_of_what_is_shared() -> None:
+    arch = Architecture(Encoder())
+    assert names(arch.shared) == [
+        "embed.weight",
+        "encoder.layers.0.self_attn.in_proj_weight",
+        "encoder.layers.0.self_attn.out_proj.weight",
+        "encoder.layers.0.linear1.weight",
+        "encoder.layers.0.linear2.weight",
+    ]
+    assert {"token", "fc.weight", "fc.bias", "encoder.layers.0.norm1.weight"} <= set(
+        names(arch.private)
+    )
+
+
+def test_batch_norm_statistics_are_private_and_counters_are_dropped() -> None:
+    arch = Architecture(Residual())
+    assert names(arch.shared) == ["stem.weight", "conv.weight"]
+    assert arch.statistics == (
+        "norm1.running_mean",
+        "norm1.running_var",
+        "norm2.running_mean",
+        "norm2.running_var",
+    )
+    assert set(arch.statistics) < set(names(arch.private))
+    assert not arch.constants
+
+
+def test_shared_can_be_chosen() -> None:
+    arch = Architecture(mlp(), shared=lambda name, tensor: name == "2.weight")
+    assert names(arch.shared) == ["2.weight"] and "0.weight" in names(arch.private)
+    with pytest.raises(ArchitectureError, match="no parameter outside the head"):
+        Architecture(mlp(), shared=lambda name, tensor: False)
+
+
+def test_weight_norm_gains_are_private() -> None:
+    arch = Architecture(NETWORKS["weight_norm"][0]())
+    assert names(arch.shared) == ["0.parametrizations.weight.original1"]
+
+
+def test_tied_weights_count_once() -> None:
+    arch = Architecture(TiedEmbedding())
+    assert names(arch.shared) == ["embed.weight"] and arch.aliases == {
+        "back.weight": "embed.weight"
+    }
+    code = arch.code("eval")
+    assert code.back.weight is code.embed.weight  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_code_computes_what_the_network_computes(name: str) -> None:
+    make, shape = NETWORKS[name]
+    net = make().eval()
+    arch = Architecture(net)
+    x = task(shape=shape).train.inputs()
+    tensors = {n: t.detach() for n, t in [*net.named_parameters(), *net.named_buffers()]}
+    tensors = {n: t for n, t in tensors.items() if not n.endswith("num_batches_tracked")}
+    with torch.no_grad():
+        assert torch.equal(arch(tensors, x), net(x))
+        assert torch.equal(arch.build(tensors)(x), net(x))
+
+
+def test_the_user_s_network_is_left_alone() -> None:
+    net = Residual()
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    learn = learner(net)
+    learn.learn(task(shape=(1, 6, 6)))
+    assert net.training
+    assert all(torch.equal(before[n], t) for n, t in net.state_dict().items())
+    assert all(p.device.type == "cpu" and p.requires_grad for p in net.parameters())
+
+
+def test_the_head_has_exactly_the_task_s_classes() -> None:
+    arch = Architecture(mlp(classes=10))
+    shapes = arch.private_shapes(4)
+    assert shapes["fc.weight"] == (4, 10) and shapes["fc.bias"] == (4,)
+    assert shapes["0.bias"] == (10,)
+    assert arch.build(tensors_of(arch, 4)).fc.out_features == 4  # type: ignore[union-attr]
+
+
+def test_a_head_of_several_layers() -> None:
+    net = stack(nn.Linear(6, 8), nn.ReLU(), head=8)
+    net.fc = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
+    shapes = Architecture(net).private_shapes(7)
+    assert shapes["fc.0.weight"] == (5, 8) and shapes["fc.2.weight"] == (7, 5)
+
+
+def test_a_missing_head_lists_the_candidates() -> None:
+    with pytest.raises(ArchitectureError, match=r"no head named 'classifier'.*fc, 2, 0"):
+        Architecture(mlp(), head="classifier")
+    with pytest.raises(ArchitectureError, match="head"):
+        Architecture(mlp(), head="")
+    with pytest.raises(ArchitectureError, match="no layer with a weight matrix"):
+        Architecture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), head="1")
+
+
+def test_a_head_tied_to_the_body_is_refused() -> None:
+    net = stack(nn.Linear(6, 6), head=6, classes=6)
+    net.fc.weight = net.get_submodule("0").weight
+    with pytest.raises(ArchitectureError, match="tied"):
+        Architecture(net)
+
+
+def test_lazy_networks_are_refused() -> None:
+    net = stack(nn.LazyLinear(6), nn.ReLU(), head=6)
+    with pytest.raises(ArchitectureError, match="no shape yet"):
+        Architecture(net)
+    with pytest.raises(ArchitectureError, match="no head"):
+        Architecture(net, head="out")
+
+
+def test_what_is_no_network_is_refused() -> None:
+    with pytest.raises(ArchitectureError, match=r"torch.nn.Module is needed, not dict"):
+        Architecture({})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: [t], lambda t: {"a": (t, t)}])
+def test_tensors_outside_parameters_and_buffers_are_refused(wrap: Any) -> None:
+    net = mlp()
+    net.get_submodule("1").scale = wrap(torch.ones(3))
+    with pytest.raises(ArchitectureError, match=r"ReLU 1 keeps a tensor in 'scale'.*register_buff"):
+        Architecture(net)
+
+
+class Wrapped(nn.Module):
+    """A network with some code of its own around its first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+        self.fc = nn.Linear(8, 3)
+        self.register_buffer("scale", torch.full((8,), 2.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.relu(self.layer(x)) * self.scale)
+
+
+class Checkpointed(Wrapped):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(checkpoint(lambda y: torch.relu(self.layer(y)), x, use_reentrant=False))
+
+
+class Counting(Wrapped):
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale += 1
+        return super().forward(x)
+
+
+class Features(Wrapped):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Failing(Wrapped):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("cannot do this")
+
+
+class Bounded(nn.Module):
+    """An embedding that shortens its own vectors in place, whenever they are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 6, max_norm=0.1)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.embed(x).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "message"),
+    [
+        (Checkpointed, (6,), "activation checkpointing"),
+        (Counting, (6,), r"changes the tensors \['scale'\]"),
+        (Features, (6,), r"gave \(2, 8\) for 2 inputs; expected \(2, 3\)"),
+        (Failing, (6,), r"fails on torch.float32 inputs.*ValueError: cannot do this"),
+        (Wrapped, (5,), r"inputs of shape \(2, 5\)"),
+        (Wrapped, "tokens", r"fails on torch.int64 inputs"),
+        (Bounded, "tokens", r"changes the tensors \['embed.weight'\]"),
+    ],
+)
+def test_networks_that_cannot_learn_are_refused_before_training(
+    net: Any, shape: Any, message: str
+) -> None:
+    learn = learner(net())
+    state = torch.random.get_rng_state()
+    with pytest.raises(ArchitectureError, match=message):
+        learn.begin(task(shape=shape))
+    assert learn.store.tasks == () and learn.store.banks == [] and learn.reports == {}
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_constant_buffers_are_kept_once_and_used() -> None:
+    learn = learner(Wrapped())
+    learn.learn(task())
+    assert list(learn.architecture.constants) == ["scale"]
+    assert "scale" not in learn.store.subnet("a").private
+    x = task().train.inputs()
+    module = learn.store.module("a")
+    assert torch.equal(module(x), learn.logits("a", x))
+    assert torch.equal(module.network.scale, torch.full((8,), 2.0))  # type: ignore[union-attr]
+
+
+def test_networks_of_the_package_can_be_wrapped() -> None:
+    arch = Architecture(build("small-mlp"))
+    assert arch.num_shared == sum(s.numel for s in arch.shared) > 0
+
+
+def test_layers_that_own_shared_weights() -> None:
+    owners = dict(Architecture(Encoder()).layers())
+    attention = "encoder.layers.0.self_attn"
+    assert owners[attention] == [f"{attention}.in_proj_weight", f"{attention}.out_proj.weight"]
+    assert f"{attention}.out_proj" not in owners
+    assert owners["embed"] == ["embed.weight"]
