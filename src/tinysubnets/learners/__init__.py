@@ -1,9 +1,10 @@
 """Learners: objects that learn tasks one after the other, by the name of their method.
 
 Every learner has `begin(task)` (a lesson of visible steps), `learn(task)`, `logits(task, inputs)`,
-`predict(task, inputs)`, `tasks`, `reports`, `ledger()` and `save(folder)`; `setting` says whether it
-is told the task ("task-incremental", the default) or not. `state()` gives everything it has learned
-as tensors and plain data, and `restore_()` takes it back. Torch is imported only when one is built.
+`predict(task, inputs)`, `tasks`, `reports`, `ledger()` and `save(folder)`; `setting` says whether
+it is told the task ("task-incremental", the default) or not. `state()` gives everything it has
+learned as tensors and plain data, and `restore_()` takes it back. Torch is imported only when a
+learner is built.
 """
 
 from __future__ import annotations
@@ -47,11 +48,42 @@ def _tsn(name: str, line: str) -> Method:
     )
 
 
+_DENSE = "dense_settings:DenseSettings"
+_MEMORY = "rehearsal:RehearsalSettings"
+
+
+def _baseline(name: str, line: str, learner: str, settings: str) -> Method:
+    place = "tinysubnets.learners."
+    return Method(line, place + learner, place + settings, name)
+
+
+_BASELINES = (
+    ("wsn", "WSN: a learned mask per task, 32-bit weights", "wsn:WSN", "wsn:WSNSettings"),
+    ("packnet", "Prune by magnitude, freeze, go on", "packnet:PackNet", "packnet:PackNetSettings"),
+    (
+        "ada-qpacknet",
+        "Disjoint weights per task, few and in few bits",
+        "ada_qpacknet:AdaQPackNet",
+        "ada_qpacknet:AdaQPackNetSettings",
+    ),
+    ("naive", "Plain training, one task after the other: forgets", "naive:Naive", _DENSE),
+    ("cumulative", "Joint training on all data so far", "cumulative:Cumulative", _DENSE),
+    ("independent", "One network per task: the upper bound", "independent:Independent", _DENSE),
+    ("replay", "A small balanced memory joins every batch", "replay:Replay", _MEMORY),
+    ("gdumb", "A fresh network trained on a balanced memory alone", "gdumb:GDumb", _MEMORY),
+    ("gem", "Gradients go against no earlier task's memory", "gem:GEM", "gem:GEMSettings"),
+    ("a-gem", "Gradients do not go against the memory's average", "gem:AGEM", "gem:AGEMSettings"),
+    ("ewc", "Weights held by their Fisher information", "ewc:EWC", "ewc:EWCSettings"),
+    ("si", "Weights held by their path integrals", "si:SI", "si:SISettings"),
+    ("lwf", "Old outputs distilled on new data", "lwf:LwF", "lwf:LwFSettings"),
+    ("cwr-star", "A frozen body, output rows merged task by task", "cwr:CWRStar", _DENSE),
+)
+
 _METHODS: dict[str, Method] = {
     "tsn": _tsn("tsn", "TinySubNets: masks, weight sharing, quantization, banks, post-pruning"),
     "tsn-wr": _tsn("tsn-wr", "TinySubNets with one bank and no task memory"),
     "tsn-wr-wpp": _tsn("tsn-wr-wpp", "TinySubNets with one bank and without post-pruning"),
-}
+} | {entry[0]: _baseline(*entry) for entry in _BASELINES}
 
 METHODS: dict[str, str] = {name: entry.line for name, entry in _METHODS.items()}
 

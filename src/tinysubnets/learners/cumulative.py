@@ -68,7 +68,7 @@ class Cumulative(DenseLearner):
     """A learner that keeps all data and trains one fresh network on them with every task."""
 
     name: ClassVar[str] = "cumulative"
-    rehearses: ClassVar[bool] = True
+    trains_old_heads: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

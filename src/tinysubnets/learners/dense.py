@@ -43,7 +43,7 @@ class DenseLearner(ABC):
     name: ClassVar[str]
     allowed: ClassVar[tuple[Setting, ...]] = ALL
     settings_class: ClassVar[type[DenseSettings]] = DenseSettings
-    rehearses: ClassVar[bool] = False
+    trains_old_heads: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -170,6 +170,7 @@ class DenseLearner(ABC):
             "method": self.name,
             "settings": config.to_dict(self.settings),
             "tasks": [dataclasses.asdict(t) for t in self.learned.values()],
+            "reports": [dataclasses.asdict(r) for r in self.reports.values()],
         }
 
     def restore_(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
@@ -179,6 +180,7 @@ class DenseLearner(ABC):
         self.kept = {
             n[len(inside) :]: t.clone() for n, t in tensors.items() if n.startswith(inside)
         }
+        self.reports = {r["name"]: TaskReport(**r) for r in numbers["reports"]}
         self.learned = {}
         for entry in numbers["tasks"]:
             scale = entry["normalisation"]
@@ -244,7 +246,7 @@ class DenseLearner(ABC):
         """What is trained on a task; heads of earlier tasks rest where nothing of them is seen."""
         same = self.settings.setting == "domain" and bool(self.learned)
         num_old = outputs.num if same else outputs.columns[-1][0]
-        train_old = self.rehearses or self.settings.setting != "task"
+        train_old = self.trains_old_heads or self.settings.setting != "task"
         start = self.start(task)
         return DenseModule(self.architecture, start, outputs, num_old=num_old, train_old=train_old)
 
