@@ -1,0 +1,186 @@
+"""Tables and figures whose numbers are measured on the saved models, or compare several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinysubnets.capacity import worked_example_bits
+from tinysubnets.operations import Operations, paper_operations
+from tinysubnets.paper import measures, notes
+from tinysubnets.paper import numbers as paper
+from tinysubnets.paper.measures import Measured
+from tinysubnets.paper.render import NOT_RUN, Table
+from tinysubnets.paper.tables import TSN, label, method_label, ours, pick, recipe_of, show
+from tinysubnets.runs import Group, Run, Spread, grouped
+
+NO_DATA = "no model or data"
+
+
+def post_pruning(runs: Sequence[Run]) -> Table:
+    """Table 8: capacity without post-pruning, with it, and with replay memory."""
+    groups, rows = grouped(runs), []
+    kinds = (
+        ("without post-pruning", "tsn-wr-wpp"),
+        ("with post-pruning", "tsn-wr"),
+        ("with replay memory", "tsn"),
+    )
+    for scenario, values in paper.POST_PRUNING.items():
+        for (item, method), theirs in zip(kinds, values, strict=True):
+            for group in ours(pick(groups, scenario, (method,))):
+                rows.append(
+                    (
+                        label(scenario),
+                        item,
+                        theirs,
+                        show(group, lambda r: r.capacity("paper")),
+                        show(group, lambda r: r.capacity("file")),
+                        _iterations(group),
+                        "" if group is None else str(group.runs[0].setting_of("tsn", "memory")),
+                        recipe_of(group),
+                    )
+                )
+    parts = ("paper", "ours, paper view", "ours, file", "our iterations", "our memory")
+    title = "Table 8: capacity in % by post-pruning and replay memory"
+    heads = ("scenario", "variant", *parts, "recipe")
+    return Table("post-pruning", title, heads, tuple(rows), notes.POST_PRUNING)
+
+
+def _iterations(group: Group | None) -> str:
+    if group is None:
+        return ""
+    run = group.runs[0]
+    if run.method == "tsn-wr-wpp" or run.setting_of("tsn", "post_pruning") is False:
+        return "0"
+    return str(run.setting_of("pruning", "iterations"))
+
+
+def operations(runs: Sequence[Run], data: str | None = None) -> Table:
+    """Table 9 and figure 4: operations by bit-width, with and without pruning."""
+    groups, rows = grouped(runs), []
+    for scenario, values in paper.OPERATIONS.items():
+        for group in ours(pick(groups, scenario, TSN)):
+            costs = None if group is None else Measured(group.runs[0], data).operations()
+            for kind, theirs in zip(paper.OPERATION_KINDS, values, strict=True):
+                cells = _operation_cells(group, costs, kind)
+                name = kind if group is None else f"{kind}, {method_label(group)}"
+                rows.append((label(scenario), name, f"{theirs:,g}", *cells, recipe_of(group)))
+    heads = (
+        "scenario",
+        "operands",
+        "paper, M",
+        "ours, paper's convention",
+        "ours, counted",
+        "recipe",
+    )
+    title = "Table 9 and figure 4: operations of one sample, in millions"
+    return Table("operations", title, heads, tuple(rows), notes.OPERATIONS)
+
+
+def _operation_cells(
+    group: Group | None, costs: list[Operations] | None, kind: str
+) -> tuple[str, str]:
+    """Our count in the paper's convention, and counted in bit operations, in millions."""
+    if group is None:
+        return NOT_RUN, NOT_RUN
+    if not costs:
+        return NO_DATA, NO_DATA
+    pruned = kind.endswith("+ p")
+    free = measures.sparsity(group.runs[0]) or 0.0
+    if kind == "float":
+        macs = costs[0].macs
+        return _millions(paper_operations(macs, None)), f"{_millions(macs)} multiply-adds"
+    bits = int(kind.split()[0])
+    theirs = paper_operations(costs[0].macs, bits, free if pruned else 0.0)
+    counted = [c.bit_operations(bits, dense=not pruned) for c in costs]
+    return _millions(theirs), _millions(sum(counted) / len(counted))
+
+
+def _millions(value: float) -> str:
+    return f"{value / 1e6:,.2f}"
+
+
+def fixed_point(runs: Sequence[Run], data: str | None = None) -> Table:
+    """Table 10: accuracy with few bits for activations and centroids."""
+    groups, rows = grouped(runs), []
+    for scenario, values in paper.FIXED_POINT.items():
+        for group in ours(pick(groups, scenario, TSN)):
+            for bits, theirs in values.items():
+                cell = NOT_RUN if group is None else _fixed(group, bits, data)
+                name = f"{bits} bit" if group is None else f"{bits} bit, {method_label(group)}"
+                full = show(group, lambda r: r.metric("average_accuracy"))
+                rows.append((label(scenario), name, f"{theirs:.2f}", cell, full, recipe_of(group)))
+    heads = ("scenario", "operands", "paper", "ours", "ours, float", "recipe")
+    title = "Table 10: accuracy in % with activations and centroids in fixed point"
+    return Table("fixed-point", title, heads, tuple(rows), notes.FIXED_POINT)
+
+
+def _fixed(group: Group, bits: int, data: str | None) -> str:
+    values = [Measured(r, data).fixed_point(bits) for r in group.runs]
+    known = [v for v in values if v is not None]
+    return Spread.of(known).show(2, 100) if known else NO_DATA
+
+
+def matrix(runs: Sequence[Run], scenario: str, where: str) -> Table:
+    """An accuracy matrix of ours, in place of one of the paper's pictures."""
+    name = f"matrix-{scenario}"
+    title = f"{where}: accuracy matrix in %, {label(scenario)}"
+    groups = pick(grouped(runs), scenario, TSN)
+    if not groups:
+        return Table(name, title, ("after task", "accuracy"), (("–", NOT_RUN),), notes.MATRIX, 1)
+    run = groups[0].runs[0]
+    title += f" ({method_label(groups[0])}, {run.recipe}, seed {run.seed})"
+    heads = ("after task", *(str(i + 1) for i in range(len(run.matrix))))
+    rows = tuple(
+        (str(i), *("–" if v is None else f"{v * 100:.1f}" for v in row))
+        for i, row in enumerate(run.matrix, 1)
+    )
+    return Table(name, title, heads, rows, notes.MATRIX, 1)
+
+
+def masks(runs: Sequence[Run], out: str | Path | None = None) -> Table:
+    """Figure 3: what each task uses, owns and reuses; pictures go to a folder if one is given."""
+    rows: list[tuple[str, ...]] = []
+    for group in [g for g in grouped(runs) if g.method in (*TSN, "tsn-wr-wpp")]:
+        run = group.runs[0]
+        store = Measured(run).store
+        if store is None:
+            continue
+        sizes, total = store.layout.block_sizes.double(), store.layout.num_weights
+        for subnet in store.subnets.values():
+            used, new = float(sizes[subnet.mask].sum()), float(subnet.num_new)
+            shares = (used / total, new / total, 1 - new / used)
+            place = f"{run.scenario}, {group.method}"
+            rows.append(
+                (place, subnet.name, str(subnet.bank + 1), *(f"{s * 100:.1f}" for s in shares))
+            )
+        if out is not None:
+            _save_masks(run, store, Path(out))
+    heads = ("run", "task", "bank", "used", "new", "reused")
+    title = "Figure 3: masks, shares in %"
+    table = tuple(rows) or (("–", NOT_RUN, "", "", "", ""),)
+    return Table("masks", title, heads, table, notes.MASKS)
+
+
+def _save_masks(run: Run, store: object, out: Path) -> None:
+    from tinysubnets.report import mask_pictures
+    from tinysubnets.report.raster import save_png
+
+    out.mkdir(parents=True, exist_ok=True)
+    for kind in ("ownership", "task_masks"):
+        drawing = getattr(mask_pictures, kind)(store)
+        stem = f"{run.scenario}-{run.method}-{kind.replace('_', '-')}"
+        (out / f"{stem}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
+        save_png(drawing, out / f"{stem}.png")
+
+
+def case_study() -> Table:
+    """The worked example of the appendix, by our ledger."""
+    steps = [32 * 12, *(worked_example_bits(t) for t in ([(8, 2)], [(8, 2), (2, 1)]))]
+    counted = [*steps, worked_example_bits([(8, 2), (2, 1), (0, 1)])]
+    rows = tuple(
+        (name, str(theirs), str(mine))
+        for (name, theirs), mine in zip(paper.CASE_STUDY, counted, strict=True)
+    )
+    title = "Figure 2 and the case study: bits of the worked example"
+    return Table("case-study", title, ("step", "paper", "ours"), rows, notes.CASE_STUDY, 1)

@@ -1,0 +1,112 @@
+"""What the tables need beyond `result.json`: measured on the saved model and the run's own data."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets import scenarios
+from tinysubnets.errors import TinySubNetsError
+from tinysubnets.runs import Run
+
+if TYPE_CHECKING:
+    from tinysubnets.operations import Operations
+    from tinysubnets.store import SubnetStore
+    from tinysubnets.task import Task
+
+
+class Measured:
+    """A run opened for measuring: its model, and its tasks made again from the recipe and seed.
+
+    `data` is the local folder of data sets; None looks where `tsn run` looked.
+    """
+
+    def __init__(self, run: Run, data: str | Path | None = None) -> None:
+        self.run, self.data = run, data
+
+    @property
+    def store(self) -> SubnetStore | None:
+        """The saved model, if it is one of subnets."""
+        return _store(self.run.folder)
+
+    def tasks(self) -> list[Task] | None:
+        """The run's tasks; None where their data are not to be had."""
+        try:
+            scenario = scenarios.build(
+                self.run.scenario,
+                self.run.settings.get("data") or {},
+                seed=self.run.seed,
+                root=self.data,
+            )
+            return [scenario.task(i) for i in range(len(scenario.names))]
+        except TinySubNetsError:
+            return None
+
+    def operations(self) -> list[Operations] | None:
+        """What one sample of each task costs; None without model or data."""
+        from tinysubnets.operations import task_operations
+
+        store, tasks = self.store, self.tasks()
+        if store is None or tasks is None:
+            return None
+        samples = [(t.name, t.valid.inputs(slice(0, 1))) for t in tasks if t.name in store.tasks]
+        return [task_operations(store, name, sample) for name, sample in samples]
+
+    def fixed_point(self, bits: int | None) -> float | None:
+        """The mean accuracy over tasks with activations and weights of so many bits."""
+        from tinysubnets.fixed_point import CALIBRATION_SAMPLES, fixed_point_accuracy
+
+        store, tasks = self.store, self.tasks()
+        if store is None or tasks is None:
+            return None
+        values = []
+        for task in tasks:
+            calibration = task.valid.inputs(slice(0, CALIBRATION_SAMPLES))
+            split = task.valid if task.test is None else task.test
+            values.append(fixed_point_accuracy(store, task.name, calibration, split, bits))
+        return sum(values) / len(values)
+
+
+@lru_cache(maxsize=4)
+def _store(folder: Path) -> Any:
+    from tinysubnets.runs import read_run
+
+    return read_run(folder).store()
+
+
+def mean_bits(run: Run) -> float | None:
+    """The mean bit-width of a run's tasks."""
+    widths = [float(t["bits"]) for t in run.tasks if t.get("bits") is not None]
+    return sum(widths) / len(widths) if widths else None
+
+
+def total_seconds(run: Run, key: str) -> float | None:
+    """The sum over tasks of some seconds."""
+    values = [float(t[key]) for t in run.tasks if t.get(key) is not None]
+    return sum(values) if values else None
+
+
+def ledger_share(run: Run, part: str) -> float | None:
+    """One line of the ledger over the dense float32 shared weights."""
+    ledger = run.result.get("ledger") or {}
+    bits, weights = (ledger.get("total") or {}).get(part), ledger.get("num_weights")
+    return None if bits is None or not weights else float(bits) / (32.0 * weights)
+
+
+def sparsity_before(run: Run) -> float | None:
+    """Υ as the last task's post-pruning began, of that task's bank."""
+    value = run.tasks[-1].get("owned_before_pruning")
+    return None if value is None else 1.0 - float(value)
+
+
+def sparsity(run: Run) -> float | None:
+    """Υ at the end: the share of weights that no task owns, over all banks."""
+    value = run.result.get("free_share")
+    return None if value is None else float(value)
+
+
+def parameters(run: Run) -> float | None:
+    """Millions of "parameters" as the paper counts them: file bytes over 4."""
+    size = run.size_bytes
+    return None if size is None else size / 4e6

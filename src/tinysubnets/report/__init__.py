@@ -1,0 +1,59 @@
+"""Reports: one self-contained page about one or more runs, and its pictures as files.
+
+    write_report(["runs/demo"], "runs/demo")       # report.html and pictures/
+
+The page needs no network and no script, and follows the reader's light or dark theme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tinysubnets.errors import RunError
+
+__all__ = ["write_report"]
+
+PAGE = "report.html"
+PICTURES = "pictures"
+
+
+def write_report(
+    run_dirs: str | Path | Sequence[str | Path], out: str | Path | None = None
+) -> Path:
+    """Write the report of all runs in or below the folders; gives the path of the page.
+
+    `out` is a folder, or the page's own path ending in .html; by default the first folder given.
+    Pictures go to `pictures/` beside the page, as SVG and PNG.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise RunError(
+            f"a report needs {error.name}, which is not installed. "
+            "Install it with: pip install 'tinysubnets[report]'"
+        ) from error
+    from tinysubnets.report.page import build
+    from tinysubnets.report.raster import save_png
+    from tinysubnets.run_folder import explained, replace_file
+    from tinysubnets.runs import find_runs
+
+    folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
+    if not folders:
+        raise RunError("no run folder was given; a report is about at least one run.")
+    page = _page_path(folders[0] if out is None else out)
+    text, figures = build(find_runs(folders))
+    pictures = page.parent / PICTURES
+    with explained(page.parent):
+        pictures.mkdir(parents=True, exist_ok=True)
+        for name, drawing in figures.items():
+            (pictures / f"{name}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
+            save_png(drawing, pictures / f"{name}.png")
+    replace_file(page, text.encode("utf-8"))
+    return page
+
+
+def _page_path(out: str | Path) -> Path:
+    path = Path(out)
+    return path if path.suffix == ".html" else path / PAGE
