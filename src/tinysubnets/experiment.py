@@ -1,0 +1,343 @@
+"""An experiment: a recipe and a seed, run task by task in a run folder, and safe against crashes.
+
+    with RunFolder("runs/one") as folder:
+        experiment = Experiment.begin(Plan(recipe.load("permuted-digits")), folder)
+        for event in experiment.steps():
+            print(event)
+
+Between two steps `save_()` writes a checkpoint; `Experiment.resume(folder)` goes on from it and
+ends with the same numbers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinysubnets import learners, networks, results, scenarios
+from tinysubnets.architecture import Architecture
+from tinysubnets.checkpoint import Checkpoint, Checkpoints, learner_state, restore_learner_
+from tinysubnets.errors import CapacityWarning, RunError
+from tinysubnets.learners.tsn import pick_device
+from tinysubnets.metrics import Probe, Row, measure_row
+from tinysubnets.recipe import Recipe, complete
+from tinysubnets.run_folder import FORMAT, RunFolder, explained
+from tinysubnets.task import Task
+from tinysubnets.training import EpochReport
+from tinysubnets.version import __version__
+
+CHECKPOINT_SECONDS = 30.0
+# Below this many shared weights a second thread costs more than it brings, above all on a busy
+# machine.
+SMALL_NETWORK = 250_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run: a recipe, a seed, and where.
+
+    `threads` None means one for small networks and torch's own choice for others.
+
+    `data` is the local folder of data sets. `checkpoint_seconds` is the least time between two
+    checkpoints within a task.
+    """
+
+    recipe: Recipe
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = None
+    data: str | None = None
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as `config.toml` has it: a recipe with a table [run]."""
+        run = {
+            "format": FORMAT,
+            "library": __version__,
+            "torch": torch.__version__,
+            "recipe": self.recipe.name,
+            "seed": self.seed,
+            "device": self.device,
+            "threads": self.threads,
+            "data": self.data,
+            "checkpoint_seconds": self.checkpoint_seconds,
+        }
+        values = self.recipe.as_dict()
+        plain = {k: values.pop(k) for k in ("scenario", "method")}
+        return plain | {"run": run} | values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Plan:
+        """The plan of a `config.toml`."""
+        run = values["run"]
+        given = {
+            k: None if run[k] == "none" else run[k]
+            for k in ("seed", "device", "threads", "data", "checkpoint_seconds")
+        }
+        return cls(complete(run["recipe"], values), **given)
+
+
+@dataclass(frozen=True)
+class TaskBegun:
+    """A task is about to be learned, or gone on with from a later epoch."""
+
+    index: int
+    num_tasks: int
+    name: str
+    num_classes: int
+    num_samples: int
+    first_epoch: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class TaskLearned:
+    """A task was learned, and all tasks were measured."""
+
+    index: int
+    num_tasks: int
+    report: Any
+    row: Row
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is finished; its result is in the folder."""
+
+    result: dict[str, Any]
+
+
+Event = TaskBegun | EpochReport | TaskLearned | Note | Finished
+
+
+class Experiment:
+    """One run: its scenario, its learner and what was measured so far."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, checkpoint: Checkpoint | None = None) -> None:
+        self.folder = folder
+        self.checkpoints = Checkpoints(folder.path)
+        recipe = plan.recipe
+        self.scenario = scenarios.build(
+            recipe.scenario, recipe.data, seed=plan.seed, root=plan.data
+        )
+        # All data are looked at before anything is trained: a missing set must not cost hours.
+        tasks = [self._described(self.scenario.task(i)) for i in range(len(self.scenario.names))]
+        self.probes = [probe for probe, _ in tasks]
+        self.sizes = [sizes for _, sizes in tasks]
+        shape = tuple(self.probes[0].data.inputs(slice(0, 1)).shape)
+        architecture = _architecture(recipe, shape, plan.seed)
+        if plan.threads is None:
+            small = architecture.num_shared < SMALL_NETWORK
+            plan = replace(plan, threads=1 if small else torch.get_num_threads())
+        assert plan.threads is not None
+        torch.set_num_threads(plan.threads)
+        self.plan = plan
+        self.learner = learners.build(
+            recipe.method,
+            architecture,
+            settings=recipe.learner,
+            training=recipe.training,
+            pruning=recipe.pruning,
+            device=plan.device,
+            seed=plan.seed,
+        )
+        self.matrix: list[Row] = []
+        self.notes: list[str] = []
+        self._lesson: Any = None
+        self._resumed = None if checkpoint is None else checkpoint.lesson
+        self._seconds, self._since = 0.0, time.perf_counter()
+        self._saved_at = time.monotonic()
+        self._learned_is_saved = False
+        if checkpoint is not None:
+            self._restore_(checkpoint)
+
+    @classmethod
+    def begin(cls, plan: Plan, folder: RunFolder) -> Experiment:
+        """A new run in an empty folder."""
+        if folder.is_finished:
+            raise RunError(
+                f"{folder.path} already holds a finished run. Choose another folder with --out, "
+                "or remove this one."
+            )
+        if folder.is_started:
+            raise RunError(
+                f"{folder.path} holds a run that was not finished. Go on with it by: "
+                f"tsn resume {folder.path}; or choose another folder with --out."
+            )
+        experiment = cls(replace(plan, device=str(pick_device(plan.device))), folder)
+        folder.write_config(experiment.plan.as_dict())
+        folder.log(f"begin {plan.recipe.name} by {plan.recipe.method}, seed {plan.seed}")
+        return experiment
+
+    @classmethod
+    def resume(cls, folder: RunFolder) -> Experiment:
+        """A run that was interrupted, at its last checkpoint or at its beginning."""
+        plan = Plan.from_dict(folder.config())
+        if folder.is_finished:
+            raise RunError(f"{folder.path} is finished: there is nothing to resume.")
+        checkpoints = Checkpoints(folder.path)
+        experiment = cls(plan, folder, checkpoints.load())
+        experiment.checkpoints = checkpoints
+        if not experiment.matrix and experiment._resumed is None:
+            folder.forget_metrics(0)
+        folder.log(f"resume with {len(experiment.matrix)} tasks learned")
+        return experiment
+
+    def steps(self) -> Iterator[Event]:
+        """The run, one event at a time: epochs, learned tasks, and at last the result."""
+        for index in range(len(self.matrix), len(self.probes)):
+            yield from self._learn(index)
+        yield Finished(self._finish())
+
+    def save_(self) -> None:
+        """Write a checkpoint of this very moment; only between two steps."""
+        learned = None if self._learned_is_saved else learner_state(self.learner)
+        lesson = None if self._lesson is None else self._lesson.state()
+        numbers = {
+            "matrix": self.matrix,
+            "notes": self.notes,
+            "seconds": self.seconds,
+            "metrics_bytes": self.folder.tracked_bytes(),
+        }
+        self.checkpoints.save(learned, lesson, numbers)
+        self._learned_is_saved = True
+        self._saved_at = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, over all its processes."""
+        return self._seconds + time.perf_counter() - self._since
+
+    def _described(self, task: Task) -> tuple[Probe, dict[str, int]]:
+        test = 0 if task.test is None else len(task.test)
+        return Probe.of(task), {"train": len(task.train), "valid": len(task.valid), "test": test}
+
+    def _restore_(self, checkpoint: Checkpoint) -> None:
+        restore_learner_(self.learner, checkpoint.learned)
+        numbers = checkpoint.numbers
+        self.matrix, self.notes = [list(row) for row in numbers["matrix"]], list(numbers["notes"])
+        self._seconds = float(numbers["seconds"])
+        self._learned_is_saved = True
+        self.folder.forget_metrics(int(numbers["metrics_bytes"]))
+
+    def _learn(self, index: int) -> Iterator[Event]:
+        """One task from its first or resumed epoch to its row of the accuracy matrix."""
+        task = self.scenario.task(index)
+        yield from self._begin_lesson(task)
+        lesson = self._lesson
+        first, epochs = lesson.training.progress.epoch, self.learner.training.epochs
+        yield TaskBegun(
+            index,
+            len(self.probes),
+            task.name,
+            task.num_classes,
+            len(task.train),
+            first,
+            epochs,
+        )
+        while not lesson.finished:
+            report = lesson.epoch()
+            self.folder.track({"index": index} | asdict(report))
+            if time.monotonic() - self._saved_at >= self.plan.checkpoint_seconds:
+                self.save_()
+            yield report
+        lesson.finish()
+        self._lesson, self._learned_is_saved = None, False
+        row = measure_row(self.learner, self.probes, index)
+        self.matrix.append(row)
+        learned = TaskLearned(index, len(self.probes), self.learner.reports[task.name], row)
+        self.folder.log(f"learned {task.name}: accuracy {row[index]:.4f}")
+        self.save_()
+        yield learned
+
+    def _begin_lesson(self, task: Task) -> Iterator[Note]:
+        """Set up the task's lesson, at the epoch of the checkpoint where there is one."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self._lesson = self.learner.begin(task)
+        for warning in caught:
+            text = str(warning.message)
+            if not issubclass(warning.category, CapacityWarning):
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+            elif text not in self.notes:
+                self.notes.append(text)
+                self.folder.log(text)
+                yield Note(text)
+        if self._resumed is not None:
+            self._lesson.restore_(*self._resumed)
+            self._resumed = None
+
+    def _finish(self) -> dict[str, Any]:
+        """Save the model, write the result, and remove what is no longer needed."""
+        model_bytes = self._save_model()
+        result = results.build(
+            self.plan, self.learner, self.probes, self.sizes, self.matrix, model_bytes
+        )
+        result |= {"notes": self.notes, "seconds": self.seconds}
+        self.folder.write("result.json", results.to_json(result))
+        self.folder.log(f"finished: average accuracy {result['metrics']['average_accuracy']:.4f}")
+        self.checkpoints.remove()
+        return result
+
+    def _save_model(self) -> int | None:
+        """The learned model in `model/`; the bytes of its file."""
+        if not hasattr(self.learner, "save"):
+            return None
+        folder = self.folder.path / "model"
+        # Of a process that was killed between its model and its result.
+        shutil.rmtree(folder, ignore_errors=True)
+        with explained(self.folder.path):
+            self.learner.save(folder)
+        file = folder / "model.safetensors"
+        return file.stat().st_size if file.exists() else None
+
+
+def _architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Architecture:
+    """The recipe's network; "auto" chooses one for the shape of the inputs."""
+    settings = {k: v for k, v in recipe.network.items() if k not in ("name", "head")}
+    name = str(recipe.network["name"])
+    if name == "auto":
+        name, settings = _network_for(shape, settings)
+    # Forked and seeded: weights of the network matter where learning starts from them.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = networks.build(name, **settings)
+    head = str(recipe.network.get("head", "fc"))
+    return Architecture(net, head, rebuild={"name": name, "settings": settings})
+
+
+def _network_for(shape: tuple[int, ...], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A network for inputs of that shape: convolutions for images, else fully connected."""
+    if len(shape) == 4 and shape[2] == shape[3] >= 18:
+        return "alexnet", {"in_channels": shape[1], "image_size": shape[2], "hidden": 512} | given
+    features = 1
+    for size in shape[1:]:
+        features *= size
+    return "mlp", {"in_features": features, "hidden": [100, 100]} | given
+
+
+def default_folder(recipe: Recipe, seed: int, base: str | Path = "runs") -> Path:
+    """The first unused folder `runs/<recipe>/<method>/seed-<n>`."""
+    stem = Path(recipe.name).stem if recipe.name.endswith(".toml") else recipe.name
+    first = Path(base) / stem.replace("/", "-") / recipe.method / f"seed-{seed}"
+    path, number = first, 1
+    while (path / "config.toml").exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path

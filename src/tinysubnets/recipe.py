@@ -1,0 +1,160 @@
+"""Recipes: everything but the seed that fixes a run's numbers, as TOML files in the package.
+
+    scenario = "permuted-digits"     a name of `tsn list`, or "own" with tables [tasks.NAME]
+    method = "tsn"
+    [data]                           settings of the scenario
+    [network]                        a name, and the settings of that network
+    [tsn]                            settings of the method; each method has its own table
+    [training]  [pruning]
+
+A bare scenario name means its recipe `best/<scenario>`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tinysubnets import config, learners, scenarios
+from tinysubnets.errors import SettingError, unknown
+
+DEFAULT = "best/permuted-digits"
+_PLAIN = ("scenario", "method")
+_TABLES = ("data", "network", "training", "pruning")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with all its settings, defaults included; `learner` are those of the method."""
+
+    name: str
+    scenario: str
+    method: str
+    data: Mapping[str, Any]
+    network: Mapping[str, Any]
+    learner: Mapping[str, Any]
+    training: Mapping[str, Any]
+    pruning: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recipe as nested tables, in the form of a recipe file."""
+        return {
+            "scenario": self.scenario,
+            "method": self.method,
+            "data": dict(self.data),
+            "network": dict(self.network),
+            learners.method(self.method).table: dict(self.learner),
+            "training": dict(self.training),
+            "pruning": dict(self.pruning),
+        }
+
+
+def names() -> tuple[str, ...]:
+    """The recipes that come with the package, as `best/…` and `paper/…`."""
+    found = []
+    for folder in ("best", "paper"):
+        for file in resources.files("tinysubnets").joinpath("recipes", folder).iterdir():
+            if file.name.endswith(".toml"):
+                found.append(f"{folder}/{file.name.removesuffix('.toml')}")
+    return tuple(sorted(found))
+
+
+def load(
+    name: str | None = None, *, method: str | None = None, assignments: Iterable[str] = ()
+) -> Recipe:
+    """A recipe by name or from a TOML file, with another method and settings laid over it."""
+    label, values = read(name or DEFAULT)
+    values = config.override(values, assignments)
+    if method is not None:
+        values["method"] = method
+    return complete(label, values)
+
+
+def read(name: str) -> tuple[str, dict[str, Any]]:
+    """A recipe's full name and its tables as they are written."""
+    if name.endswith(".toml"):
+        return name, _read_file(Path(name).expanduser())
+    full = name if "/" in name else f"best/{name}"
+    known = names()
+    if full not in known:
+        short = [n.removeprefix("best/") for n in known if n.startswith("best/")]
+        raise SettingError(
+            unknown("scenario or recipe", name, known if "/" in name else short)
+            + " Your own is a TOML file, given by its path."
+        )
+    file = resources.files("tinysubnets").joinpath("recipes", f"{full}.toml")
+    return full, tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The user's file; paths in its tasks are meant from where it lies."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"cannot read the recipe {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path} is not valid TOML: {error}.") from error
+    tasks = values.pop("tasks", None)
+    if tasks is not None:
+        if not isinstance(tasks, Mapping) or not all(isinstance(t, dict) for t in tasks.values()):
+            raise SettingError(f"{path}: tasks are tables named [tasks.NAME], one for each task.")
+        values.setdefault("scenario", "own")
+        values.setdefault("data", {})["tasks"] = {
+            name: _anchored(table, path.parent) for name, table in tasks.items()
+        }
+    return values
+
+
+def _anchored(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A task's table with a relative path of its data, if that exists there, made absolute."""
+    data = table.get("data")
+    if isinstance(data, str) and (folder / Path(data).expanduser()).exists():
+        return dict(table) | {"data": str((folder / Path(data).expanduser()).resolve())}
+    return dict(table)
+
+
+def complete(name: str, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with every setting checked and every default written out."""
+    from tinysubnets.pruning import PruningSettings
+    from tinysubnets.training import TrainingSettings
+
+    given = {k: v for k, v in values.items() if k != "run"}  # a run's config.toml is a recipe too
+    _check_keys(given)
+    scenario, method = str(given.get("scenario", "")), str(given.get("method", "tsn"))
+    if not scenario:
+        raise SettingError(f'{name}: no scenario. Write scenario = "…" or tables [tasks.NAME].')
+    entry = learners.method(method)
+    own = config.merge(given.get(entry.table, {}), entry.overlay)
+    return Recipe(
+        name,
+        scenario,
+        method,
+        config.to_dict(scenarios.settings(scenario, given.get("data"))),
+        {"name": "auto"} | dict(given.get("network", {})),
+        _without_seed(config.build(learners.settings_class(method), own, entry.table)),
+        config.to_dict(config.build(TrainingSettings, given.get("training"), "training")),
+        config.to_dict(config.build(PruningSettings, given.get("pruning"), "pruning")),
+    )
+
+
+def _check_keys(given: Mapping[str, Any]) -> None:
+    """Refuse keys that mean nothing, in the tables of methods that are not used as well."""
+    tables = {learners.method(m).table: m for m in learners.METHODS}
+    known = (*_PLAIN, *_TABLES, *tables)
+    for key, value in given.items():
+        if key not in known:
+            raise SettingError(unknown("setting", key, known))
+        if key not in _PLAIN and not isinstance(value, Mapping):
+            raise SettingError(f"{key} = {value!r} is not allowed; it is a table of settings.")
+        if key in tables:
+            if "seed" in value:
+                raise SettingError(f"{key}.seed is not a setting of a recipe; use --seed.")
+            config.build(learners.settings_class(tables[key]), value, key)
+
+
+def _without_seed(settings: Any) -> dict[str, Any]:
+    return {k: v for k, v in config.to_dict(settings).items() if k != "seed"}

@@ -1,0 +1,177 @@
+"""The folder of one run: its files, written so that no crash leaves a half-written one.
+
+    config.toml     the effective settings, written first
+    log.txt         what happened, in plain lines
+    metrics.jsonl   one line of JSON per epoch
+    checkpoint/     where to go on from; removed when the run is finished
+    model/          the learned model
+    result.json     the result, written last
+
+One process at a time works in a folder; a second one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tinysubnets import config
+from tinysubnets.errors import RunError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes in one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = 1
+_REASONS = {
+    errno.ENOSPC: "the disk is full. Free some space",
+    errno.EDQUOT: "the disk quota is used up. Free some space",
+    errno.EROFS: "the file system is read-only. Choose another folder with --out",
+    errno.EACCES: "permission was denied. Choose another folder with --out, or change its rights",
+    errno.EPERM: "the operation is not permitted. Choose another folder with --out",
+}
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into one message that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0)
+        if reason is None:
+            raise
+        raise RunError(
+            f"cannot write to {error.filename or path}: {reason}. "
+            f"Nothing that was saved is lost; go on with: tsn resume {path}"
+        ) from error
+
+
+class RunFolder:
+    """A run folder held by this process, until it is closed."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunFolder:
+        with explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = os.read(self._lock, 32).decode(errors="replace").strip()
+                os.close(self._lock)
+                self._lock = None
+                raise RunError(
+                    f"{self.path} is in use by another process{holder and f' ({holder})'}. "
+                    "Wait for it to end, or choose another folder with --out."
+                ) from error
+        with explained(self.path):
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            # The file goes first, while nobody else can hold it.
+            with contextlib.suppress(OSError):
+                os.unlink(self.path / ".lock")
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its result."""
+        return (self.path / "result.json").exists()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether a run was ever begun here."""
+        return (self.path / "config.toml").exists()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file whole or not at all, and wait until it is on disk."""
+        replace_file(self.path / name, text.encode("utf-8"))
+
+    def log(self, line: str) -> None:
+        """Add a line with the time to the log."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        with explained(self.path), open(self.path / "log.txt", "a", encoding="utf-8") as file:
+            file.write(f"{stamp} {line}\n")
+
+    def track(self, values: Mapping[str, Any]) -> None:
+        """Add a line of metrics."""
+        with explained(self.path), open(self.path / "metrics.jsonl", "ab") as file:
+            file.write((json.dumps(values) + "\n").encode())
+
+    def tracked_bytes(self) -> int:
+        """The length of the metrics so far."""
+        path = self.path / "metrics.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+    def forget_metrics(self, keep_bytes: int) -> None:
+        """Drop the metrics of epochs after a checkpoint: they are about to be repeated."""
+        path = self.path / "metrics.jsonl"
+        if path.exists():
+            with explained(self.path):
+                os.truncate(path, min(keep_bytes, path.stat().st_size))
+
+    def config(self) -> dict[str, Any]:
+        """The effective settings of the run, checked to be of this version's format."""
+        path = self.path / "config.toml"
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{self.path} is not a run folder: it has no config.toml.") from None
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"{path} cannot be read: {error}.") from error
+        found = values.get("run", {}).get("format")
+        if found != FORMAT:
+            raise RunError(
+                f"{self.path} was written in format {found}, by tinysubnets "
+                f"{values.get('run', {}).get('library', 'of an unknown version')}; this version "
+                f"works with format {FORMAT}. Go on with that version; the folder is unchanged."
+            )
+        return values
+
+    def write_config(self, values: Mapping[str, Any]) -> None:
+        """Write the effective settings."""
+        self.write("config.toml", config.to_toml(values))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write beside, sync, rename, sync the folder: at any instant the old file or the new one."""
+    beside = path.with_name(f".{path.name}.new")
+    with explained(path.parent):
+        try:
+            with open(beside, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames in a folder outlast a power cut, where folders can be synced at all."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,91 @@
+"""The user's own tasks: folders of images, .npz files and Hub names, listed in a TOML file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from tinysubnets import config
+from tinysubnets.data.loaders import DecodedSet, fit
+from tinysubnets.errors import SettingError, TaskError, unknown
+from tinysubnets.scenarios.sets import load_set, make_task
+from tinysubnets.scenarios.settings import OwnSettings, TaskSource
+from tinysubnets.task import Task
+
+_TEST_FOLDERS = ("test", "validation", "valid", "val")
+
+
+class Own:
+    """One task per table [tasks.NAME], in the order of the file."""
+
+    def __init__(
+        self,
+        settings: OwnSettings,
+        *,
+        seed: int = 0,
+        root: str | Path | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
+        self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
+        self.sources = {
+            name: config.build(TaskSource, table, f"tasks.{name}")
+            if "data" in table
+            else _no_data(name)
+            for name, table in settings.tasks.items()
+        }
+        self._shape: tuple[int, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tasks."""
+        return tuple(self.sources)
+
+    def task(self, index: int) -> Task:
+        """The task at a place of the sequence."""
+        name = self.names[index]
+        source = self.sources[name]
+        train = self._load(source, "train")
+        self._check_shape(name, train.inputs.shape[1:])
+        test = self._load(source, "test") if _has_test(source.data) else None
+        for wanted in source.classes:
+            if wanted not in train.classes:
+                raise SettingError(unknown(f"class of task {name!r}:", wanted, train.classes))
+        chosen = source.classes or train.classes
+        numbers = [train.classes.index(c) for c in chosen]
+        return make_task(name, train, test, numbers, self.settings, self.seed)
+
+    def _load(self, source: TaskSource, split: str) -> DecodedSet:
+        size = None if source.data.endswith(".npz") else self.settings.image_size
+        part = load_set(source.data, split, self.root, self.cache, size)
+        if self.settings.channels is None or part.inputs.ndim != 4:
+            return part
+        side = self.settings.image_size or max(part.inputs.shape[2:])
+        return replace(part, inputs=fit(part.inputs, self.settings.channels, side))
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse tasks that one network cannot take, with the cure."""
+        if self._shape is None:
+            self._shape = shape
+        if shape != self._shape:
+            raise TaskError(
+                f"task {name!r} has inputs of shape {tuple(shape)}, {self.names[0]!r} of "
+                f"{tuple(self._shape)}; one network takes one shape. Set data.image_size and "
+                "data.channels to bring images to a common one."
+            )
+
+
+def _no_data(name: str) -> TaskSource:
+    raise SettingError(
+        f'tasks.{name} does not say where its data are: data = "a folder, .npz file or Hub name".'
+    )
+
+
+def _has_test(data: str) -> bool:
+    """Whether the source has test data of its own; sets of the Hub do."""
+    if data.endswith(".npz"):
+        with np.load(Path(data).expanduser(), allow_pickle=False) as arrays:
+            return "test_inputs" in arrays.files
+    folder = Path(data).expanduser()
+    return not folder.is_dir() or any((folder / name).is_dir() for name in _TEST_FOLDERS)

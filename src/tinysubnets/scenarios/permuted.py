@@ -1,0 +1,66 @@
+"""Permuted scenarios: one data set, its pixels in another order for each task."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tinysubnets import seeds
+from tinysubnets.data.loaders import DecodedSet
+from tinysubnets.scenarios.sets import load_set, make_task
+from tinysubnets.scenarios.settings import PermutedSettings
+from tinysubnets.task import Task
+
+
+class Permuted:
+    """Tasks of the same images and classes; the first as they are, the others permuted."""
+
+    def __init__(
+        self,
+        settings: PermutedSettings,
+        *,
+        seed: int = 0,
+        root: str | Path | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
+        self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tasks."""
+        return tuple(f"permutation-{i}" for i in range(self.settings.num_tasks))
+
+    @cached_property
+    def _sets(self) -> tuple[DecodedSet, DecodedSet]:
+        name = self.settings.dataset
+        return (
+            load_set(name, "train", self.root, self.cache),
+            load_set(name, "test", self.root, self.cache),
+        )
+
+    def permutation(self, index: int) -> np.ndarray:
+        """Where each pixel of a task's images comes from; the same in all channels."""
+        _, _, height, width = self._sets[0].inputs.shape
+        if index == 0:
+            return np.arange(height * width)
+        draws = seeds.uniform(height * width, self.seed, "permutation", index)
+        return np.argsort(draws, kind="stable")
+
+    def task(self, index: int) -> Task:
+        """The task at a place of the sequence."""
+        train, test = (self._permuted(part, index) for part in self._sets)
+        numbers = range(len(train.classes))
+        return make_task(self.names[index], train, test, numbers, self.settings, self.seed)
+
+    def _permuted(self, part: DecodedSet, index: int) -> DecodedSet:
+        inputs = part.inputs
+        if index:
+            flat = inputs.reshape(*inputs.shape[:2], -1)
+            # torch gathers bytes on all cores; numpy takes seconds for MNIST.
+            order = torch.from_numpy(self.permutation(index))
+            permuted = torch.from_numpy(np.ascontiguousarray(flat)).index_select(2, order)
+            inputs = permuted.numpy().reshape(inputs.shape)
+        return DecodedSet(inputs, part.labels, part.classes, part.checksum)

@@ -1,0 +1,42 @@
+"""Sequences of whole data sets, all brought to one shape of images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tinysubnets.data.loaders import DecodedSet, fit
+from tinysubnets.scenarios.sets import load_set, make_task
+from tinysubnets.scenarios.settings import SequenceSettings
+from tinysubnets.task import Task
+
+
+class Sequence:
+    """One task per data set; grey images repeated over the channels, small ones framed."""
+
+    def __init__(
+        self,
+        settings: SequenceSettings,
+        *,
+        seed: int = 0,
+        root: str | Path | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
+        self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tasks."""
+        return self.settings.datasets
+
+    def task(self, index: int) -> Task:
+        """The task at a place of the sequence."""
+        train, test = (self._fitted(index, split) for split in ("train", "test"))
+        numbers = range(len(train.classes))
+        return make_task(self.names[index], train, test, numbers, self.settings, self.seed)
+
+    def _fitted(self, index: int, split: str) -> DecodedSet:
+        part = load_set(self.settings.datasets[index], split, self.root, self.cache)
+        return replace(
+            part, inputs=fit(part.inputs, self.settings.channels, self.settings.image_size)
+        )

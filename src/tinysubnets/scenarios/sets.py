@@ -1,0 +1,121 @@
+"""From decoded data sets to tasks: some classes of a set, by index, without copying images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinysubnets import seeds
+from tinysubnets.data.loaders import DecodedSet, load
+from tinysubnets.errors import TaskError
+from tinysubnets.scenarios.settings import DataSettings
+from tinysubnets.task import Normalisation, Split, Task, fitted_normalisation, stratified
+
+DIGITS_TEST_SHARE = 0.2
+_NORMALISED_VALUES = 1 << 23  # enough for mean and deviation; whole sets may not fit in memory
+
+
+def load_set(
+    name: str,
+    split: str,
+    root: str | Path | None = None,
+    cache: str | Path | None = None,
+    size: int | None = None,
+) -> DecodedSet:
+    """A data set by name, scikit-learn's bundled `digits` among them."""
+    return digits(split) if name == "digits" else load(name, split, root, cache, size)
+
+
+def digits(split: str) -> DecodedSet:
+    """The 1,797 bundled digits as 1x8x8 images; every fifth of a class, in a fixed order, is test.
+
+    The test part does not depend on the run's seed, so that all runs are measured on the same data.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    inputs = bunch.images.astype(np.uint8)[:, None]
+    labels = bunch.target.astype(np.int64)
+    order = np.argsort(seeds.uniform(len(labels), "digits", "test"), kind="stable")
+    test = np.zeros(len(labels), dtype=bool)
+    for number in range(10):
+        mine = order[labels[order] == number]
+        test[mine[: round(DIGITS_TEST_SHARE * len(mine))]] = True
+    part = test if split == "test" else ~test
+    return DecodedSet(inputs[part], labels[part], tuple("0123456789"))
+
+
+def make_task(
+    name: str,
+    train: DecodedSet,
+    test: DecodedSet | None,
+    numbers: Sequence[int],
+    settings: DataSettings,
+    seed: int,
+) -> Task:
+    """A task of the classes with the given numbers, in that order; images stay where they are."""
+    classes = tuple(train.classes[n] for n in numbers)
+    whole = _part(train, numbers, settings.train_limit, (seed, "train", name))
+    missing = sorted({classes[i] for i in range(len(numbers))} - _present(whole, classes))
+    if missing:
+        raise TaskError(f"task {name!r}: no training data of the classes {', '.join(missing)}.")
+    train_at, valid_at = stratified(name, whole.labels, settings.valid, seed)
+    assert whole.index is not None
+    learned = Split(whole.source, whole.labels[train_at], whole.index[train_at])
+    valid = Split(whole.source, whole.labels[valid_at], whole.index[valid_at])
+    tested = None
+    if test is not None:
+        by_name = {c: i for i, c in enumerate(test.classes)}
+        tested = _part(
+            test, [by_name[c] for c in classes], settings.test_limit, (seed, "test", name)
+        )
+        if len(tested) == 0:
+            raise TaskError(f"task {name!r}: its test set has no sample of its classes.")
+    return Task(name, classes, learned, valid, tested, _normalisation(name, learned))
+
+
+def _present(split: Split, classes: Sequence[str]) -> set[str]:
+    return {classes[int(i)] for i in split.labels.unique()}
+
+
+def _part(
+    source: DecodedSet, numbers: Sequence[int], limit: int | None, path: tuple[int | str, ...]
+) -> Split:
+    """The samples of some classes, with new class numbers; at most `limit`, evenly over classes."""
+    place = torch.full((len(source.classes),), -1, dtype=torch.int64)
+    place[torch.tensor(list(numbers), dtype=torch.int64)] = torch.arange(len(numbers))
+    labels = place[torch.from_numpy(np.ascontiguousarray(source.labels))]
+    index = (labels >= 0).nonzero().flatten()
+    labels = labels[index]
+    if limit is not None and len(index) > limit:
+        kept = _evenly(labels, limit, path)
+        index, labels = index[kept], labels[kept]
+    # A tensor shares the array's memory; a memory map must stay one, to be read piece by piece.
+    inputs = source.inputs
+    return Split(
+        inputs if isinstance(inputs, np.memmap) else torch.from_numpy(inputs), labels, index
+    )
+
+
+def _evenly(labels: Tensor, limit: int, path: tuple[int | str, ...]) -> Tensor:
+    """Sorted positions of `limit` samples, as many of each class as possible, drawn by the seed."""
+    order = torch.from_numpy(seeds.uniform(len(labels), *path, "limit")).argsort(stable=True)
+    rank = torch.empty_like(labels)
+    for number in labels.unique():
+        mine = order[labels[order] == number]
+        rank[mine] = torch.arange(len(mine))
+    return order[rank[order].argsort(stable=True)[:limit]].sort().values
+
+
+def _normalisation(name: str, train: Split) -> Normalisation:
+    """Mean and deviation per channel, from as many samples as are read in a moment."""
+    sample = train.inputs(slice(0, 1)).numel()
+    step = -(-len(train) * sample // _NORMALISED_VALUES)
+    if step > 1:
+        assert train.index is not None
+        train = Split(train.source, train.labels[::step], train.index[::step])
+    return fitted_normalisation(name, train, "auto")

@@ -1,0 +1,104 @@
+"""The settings of scenarios: how many tasks, of which data; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tinysubnets.errors import SettingError
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What all scenarios have in common.
+
+    `valid` is the share of training data held back for validation. `train_limit` and `test_limit`
+    bound the samples of each task, evenly over its classes, for quick trials.
+    """
+
+    valid: float = 0.1
+    train_limit: int | None = None
+    test_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _need(0.0 < self.valid < 1.0, "valid", self.valid, "a share between 0 and 1")
+        for name in ("train_limit", "test_limit"):
+            value = getattr(self, name)
+            _need(value is None or value >= 1, name, value, 'at least 1, or "none"')
+
+
+@dataclass(frozen=True)
+class PermutedSettings(DataSettings):
+    """One data set, its pixels in another order for each task; the first task as it is."""
+
+    dataset: str = "mnist"
+    num_tasks: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _need(self.num_tasks >= 1, "num_tasks", self.num_tasks, "a whole number of at least 1")
+
+
+@dataclass(frozen=True)
+class SplitSettings(DataSettings):
+    """One data set, some of its classes for each task.
+
+    `num_tasks` "none" takes as many tasks as the classes allow. `class_order` draws the classes
+    from the seed, or takes them as the data set numbers them.
+    """
+
+    dataset: str = "cifar100"
+    num_tasks: int | None = None
+    classes_per_task: int = 10
+    class_order: Literal["seeded", "natural"] = "seeded"
+    image_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _need(self.num_tasks is None or self.num_tasks >= 1, "num_tasks", self.num_tasks, "1 or up")
+        few = self.classes_per_task < 2
+        _need(not few, "classes_per_task", self.classes_per_task, "a whole number of at least 2")
+
+
+@dataclass(frozen=True)
+class SequenceSettings(DataSettings):
+    """Whole data sets one after the other, all brought to one shape of images."""
+
+    datasets: tuple[str, ...] = ("mnist", "svhn", "fashion-mnist", "cifar10", "notmnist")
+    image_size: int = 32
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        twice = len(set(self.datasets)) != len(self.datasets)
+        _need(bool(self.datasets) and not twice, "datasets", self.datasets, "different names")
+        _need(self.channels in (1, 3), "channels", self.channels, "1 or 3")
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """One of the user's own tasks: a folder of images per class, an .npz file or a Hub name.
+
+    `classes` picks some of its classes by name, in that order.
+    """
+
+    data: str
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OwnSettings(DataSettings):
+    """The user's own tasks by name; images can be resized and given more channels."""
+
+    tasks: dict[str, Any] = field(default_factory=dict)
+    image_size: int | None = None
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _need(bool(self.tasks), "tasks", self.tasks, "at least one table [tasks.NAME]")
+
+
+def _need(fine: bool, name: str, value: object, allowed: str) -> None:
+    if not fine:
+        raise SettingError(f"data.{name} = {value!r} is not allowed; give {allowed}.")
