@@ -233,11 +233,11 @@ def _select_fixed(
     num = len(bits) * len(bounds)
     need = _constant(tuple(k for _, _, k in bounds), bits.device).expand(len(bits), -1)
     slot = torch.arange(num, dtype=torch.int32, device=bits.device).reshape(len(bits), -1)
-    slots = _spread(slot, bounds, size, 0)
+    slots = spread(slot, bounds, size, 0)
     found, shift = torch.zeros_like(slot), 31
     for width in _DIGITS_OF_FEW if num <= _FEW else _DIGITS:
         shift -= width
-        digit = (bits >> shift) - _spread(found << width, bounds, size, _LARGEST)
+        digit = (bits >> shift) - spread(found << width, bounds, size, _LARGEST)
         agrees = (digit >= 0) & (digit < 1 << width)
         code = torch.where(agrees, digit + (slots << width), -1)
         counts = _count(code, num << width).reshape(*slot.shape, -1)
@@ -254,21 +254,21 @@ def _select_fixed(
 def _fill(bits: Tensor, found: Tensor, need: Tensor, bounds: Bounds) -> Tensor:
     """The mask of what exceeds each segment's threshold and of the first `need` equal to it."""
     size = bits.shape[-1]
-    level = _spread(found, bounds, size, _LARGEST)
+    level = spread(found, bounds, size, _LARGEST)
     tie = bits == level
     order = tie.cumsum(-1, dtype=torch.int32)
     before = [order[:, max(start - 1, 0)] if start else need[:, 0] * 0 for start, _, _ in bounds]
-    limit = _spread(need + torch.stack(before, -1), bounds, size, 0)
+    limit = spread(need + torch.stack(before, -1), bounds, size, 0)
     return (bits > level) | (tie & (order <= limit))
 
 
-def _spread(table: Tensor, bounds: Bounds, size: int, gap: int) -> Tensor:
+def spread(table: Tensor, segments: Sequence[tuple[int, ...]], size: int, gap: int) -> Tensor:
     """One value per block, [rows, size], from one per segment, [rows, segments]; `gap` elsewhere.
 
     A concatenation of expanded columns: no index tensor to read, and a compiler can fuse it.
     """
     parts, end = [], 0
-    for i, (start, stop, _) in enumerate(bounds):
+    for i, (start, stop, *_) in enumerate(segments):
         if start > end:
             parts.append(table.new_full((1, 1), gap).expand(len(table), start - end))
         parts.append(table[:, i : i + 1].expand(-1, stop - start))
