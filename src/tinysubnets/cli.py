@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit status: 2 after an error, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.function(options) or 0)
+        return int(options.run(options) or 0)
     except TinySubNetsError as error:
         print(f"tsn: {error}", file=sys.stderr)
         return 2
@@ -56,10 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     resume = commands.add_parser("resume", help="go on with a run that was interrupted")
     resume.add_argument("folder", metavar="DIR", help="the run folder")
-    resume.set_defaults(function=_resume)
+    resume.set_defaults(run=_resume)
     shown = commands.add_parser("list", help="scenarios, methods, networks and recipes")
     shown.add_argument("--data", metavar="DIR", help="local folder of data sets")
-    shown.set_defaults(function=_list)
+    shown.set_defaults(run=_list)
     for name in _COMMANDS:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name).add_parsers(commands)
@@ -83,7 +83,7 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--out", metavar="DIR", help="the run folder (default: below runs/)")
     add_run_options(run)
-    run.set_defaults(function=_run)
+    run.set_defaults(run=_run)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:

@@ -77,7 +77,7 @@ class Plan:
     def from_dict(cls, values: dict[str, Any]) -> Plan:
         """The plan of a `config.toml`."""
         run = values["run"]
-        given = {
+        given: dict[str, Any] = {
             k: None if run[k] == "none" else run[k]
             for k in ("seed", "device", "threads", "data", "checkpoint_seconds")
         }
@@ -319,7 +319,7 @@ def _architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Architec
         torch.manual_seed(seed)
         net = networks.build(name, **settings)
     head = str(recipe.network.get("head", "fc"))
-    return Architecture(net, head, rebuild={"name": name, "settings": settings})
+    return Architecture(net, head, rebuild={"network": name, "settings": settings})
 
 
 def _network_for(shape: tuple[int, ...], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:

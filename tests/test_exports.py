@@ -1,0 +1,74 @@
+"""The public names: complete, loaded lazily, documented."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tinysubnets
+from tinysubnets import errors
+
+
+def test_all_names_of_the_table_are_exported_and_no_others() -> None:
+    assert set(tinysubnets.__all__) == {*tinysubnets._HOME, "__version__"}
+    assert len(tinysubnets.__all__) == len(set(tinysubnets.__all__))
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(tinysubnets.__file__).read_text(encoding="utf-8"))
+    guarded = next(n for n in tree.body if isinstance(n, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(guarded)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {name: f"tinysubnets.{home}" for name, home in tinysubnets._HOME.items()}
+
+
+@pytest.mark.parametrize("name", sorted(set(tinysubnets.__all__) - {"__version__"}))
+def test_every_name_loads_and_says_what_it_is(name: str) -> None:
+    value = getattr(tinysubnets, name)
+    assert value.__name__ == name
+    assert value.__module__.startswith("tinysubnets")
+    assert (inspect.getdoc(value) or "").strip()
+
+
+def test_every_error_is_exported() -> None:
+    raised = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, (errors.TinySubNetsError, Warning))
+    }
+    assert raised <= set(tinysubnets.__all__)
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="TinySubnet"):
+        _ = tinysubnets.TinySubnet
+    assert dir(tinysubnets) == sorted(tinysubnets.__all__)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, tinysubnets; heavy = {'torch', 'numpy', 'pyarrow', 'PIL', 'matplotlib',"
+        "'jinja2', 'huggingface_hub', 'sklearn', 'onnx'} & set(sys.modules); sys.exit(len(heavy))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_core_works_without_the_extras() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('matplotlib', 'jinja2', 'pyarrow', 'huggingface_hub', 'onnx'):\n"
+        "    sys.modules[name] = None\n"
+        "import tinysubnets\n"
+        "for name in tinysubnets.__all__:\n"
+        "    getattr(tinysubnets, name)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
