@@ -124,7 +124,8 @@ def snap(values: Tensor, centres: Tensor, segments: Sequence[tuple[int, int]]) -
     low, rate, table = _lookup(book, _STEPS if book.shape[-1] <= 32 else 4 * _STEPS)
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return _snap_fixed(flat, low, rate, table, segments).reshape(values.shape)
-    numbers, out = flat.numpy(), np.array(flat)
+    numbers = flat.float().numpy()
+    out = numbers.copy()
     for row in range(len(numbers)):
         for i, (start, stop) in enumerate(segments):
             step = numbers[row, start:stop] - low[row, i].numpy()
@@ -132,7 +133,7 @@ def snap(values: Tensor, centres: Tensor, segments: Sequence[tuple[int, int]]) -
             np.clip(step, 0, table.shape[-1] - 1, out=step)
             cell = step.astype(np.int32)
             table[row, i].numpy().take(cell, out=out[row, start:stop], mode="clip")
-    return torch.from_numpy(out).reshape(values.shape)
+    return torch.from_numpy(out).reshape(values.shape).to(values.dtype)
 
 
 def _middles(centres: Tensor) -> Tensor:
