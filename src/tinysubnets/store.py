@@ -146,6 +146,8 @@ class SubnetStore:
             node = graph.call_method("float", (node,))
             node = graph.call_function(torch.sub, (node, graph.get_attr("mean")))
             node = graph.call_function(torch.mul, (node, graph.get_attr("factor")))
+        else:
+            node = graph.call_method("long", (node,))  # tokens of any integer type
         graph.output(graph.call_module("network", (node,)))
         return torch.fx.GraphModule(root, graph).eval()
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
-from tinysubnets.codebook import refresh, snap
+from tinysubnets.codebook import lookup_of, refresh, snap
 from tinysubnets.layout import Layout
 from tinysubnets.masks import top_k_segments
 from tinysubnets.start import Start
@@ -42,6 +42,9 @@ class Compression:
 def code_segments(layout: Layout, scope: Literal["layer", "task"]) -> tuple[tuple[int, int], ...]:
     """The parts of the flat vector that have a codebook each."""
     return layout.segments if scope == "layer" else ((0, layout.num_weights),)
+
+
+LOOKUP = ("lookup_low", "lookup_rate", "lookup_table")
 
 
 class EffectiveWeights(torch.autograd.Function):
@@ -84,6 +87,9 @@ class TaskModule(nn.Module):
     owned_weights: Tensor
     centres: Tensor
     hints: Tensor
+    lookup_low: Tensor
+    lookup_rate: Tensor
+    lookup_table: Tensor
 
     def __init__(
         self,
@@ -119,11 +125,15 @@ class TaskModule(nn.Module):
         self.code_segments = code_segments(layout, compression.scope)
         self.register_buffer("centres", torch.zeros(len(self.code_segments), num_centres))
         self.register_buffer("hints", torch.zeros(len(layout.segments)))
+        for name, tensor in zip(LOOKUP, lookup_of(self.centres), strict=True):
+            self.register_buffer(name, tensor, persistent=False)
+        self.register_load_state_dict_post_hook(lambda module, _: module.index_())
         self.bounds = [
             (i, j, k) for (i, j), k in zip(layout.block_segments, compression.keep, strict=True)
         ]
         self.is_fresh = True
 
+    @torch.compiler.disable  # a search of its own; a compiler would only unroll it
     @torch.no_grad()
     def mask(self) -> Tensor:
         """The boolean mask of the current scores: exactly k blocks of each tensor."""
@@ -143,13 +153,21 @@ class TaskModule(nn.Module):
             refresh(self.free.detach(), own, self.code_segments, self.centres.shape[-1], previous)
         )
         self.is_fresh = False
+        self.index_()
+
+    @torch.no_grad()
+    def index_(self) -> None:
+        """Bring the lookup table of `quantized` in line with the centres."""
+        for name, tensor in zip(LOOKUP, lookup_of(self.centres), strict=True):
+            getattr(self, name).copy_(tensor)
 
     @torch.no_grad()
     def quantized(self) -> Tensor:
         """Q(free): the nearest centre of each free value."""
         if self.compression.bits >= 32:
             return self.free.detach()
-        return snap(self.free.detach(), self.centres, self.code_segments)
+        lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
+        return snap(self.free.detach(), self.centres, self.code_segments, lookup)
 
     def effective(self, mask: Tensor | None = None) -> Tensor:
         """The flat effective weights that training differentiates through."""
@@ -184,12 +202,13 @@ class TaskModule(nn.Module):
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy, plus λ times how far compression moves the output of each layer."""
+        mask = self.mask()
         if self.compression.distillation == 0:
-            return functional.cross_entropy(self(inputs), labels, class_weights)
+            return functional.cross_entropy(self(inputs, mask), labels, class_weights)
         full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
         with _layer_losses(self.architecture, self.architecture.split(full)) as losses:
-            loss = functional.cross_entropy(self(inputs), labels, class_weights)
-        return loss + self.compression.distillation * torch.stack(losses).sum()
+            loss = functional.cross_entropy(self(inputs, mask), labels, class_weights)
+        return loss + self.compression.distillation * sum(losses)
 
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:
