@@ -1,0 +1,368 @@
+"""The mathematics of the baselines, each against an answer known from elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import nnls
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from digit_tasks import permuted, small_net, split
+from tinysubnets.architecture import Architecture
+from tinysubnets.dense_module import DenseModule, Outputs
+from tinysubnets.learners.ada_qpacknet import AdaQPackNetSettings, shrunk
+from tinysubnets.learners.cumulative import Cumulative
+from tinysubnets.learners.cwr import merged
+from tinysubnets.learners.dense_training import DenseTraining
+from tinysubnets.learners.ewc import EWC, fisher
+from tinysubnets.learners.gem import (
+    GEM,
+    averaged_projection,
+    nonnegative_minimum,
+    projection,
+)
+from tinysubnets.learners.lwf import LwF, LwFModule, distillation
+from tinysubnets.learners.packnet import PackNet
+from tinysubnets.learners.replay import Replay
+from tinysubnets.learners.si import SI, SIModule, SITraining, consolidated
+from tinysubnets.learners.wsn import WSN
+from tinysubnets.task import Normalisation, Split, Task
+from tinysubnets.training import TrainingSettings
+
+TRAINING = {"epochs": 2, "batch_size": 64}
+
+
+def linear_net() -> Architecture:
+    net = nn.Sequential(nn.Linear(3, 4, bias=False))
+    net.add_module("fc", nn.Linear(4, 2))
+    return Architecture(net)
+
+
+def test_fisher_of_a_linear_softmax_model_is_the_closed_form():
+    architecture = linear_net()
+    tensors = {n: torch.randn_like(t) for n, t in architecture.given.items()}
+    x = torch.randn(50, 3)
+    found = fisher(architecture, tensors, list(tensors), x, (0, 2))
+    body, head = tensors["0.weight"], tensors["fc.weight"]
+    h = x @ body.T
+    p = (h @ head.T + tensors["fc.bias"]).softmax(1)
+    # ∂ log p_y / ∂ z_k = [y = k] − p_k, so that E_y of its square is p_k (1 − p_k).
+    variance = p * (1 - p)
+    assert torch.allclose(found["fc.bias"], variance.mean(0), atol=1e-6)
+    expected = torch.einsum("nk,nj->kj", variance, h.square()) / len(x)
+    assert torch.allclose(found["fc.weight"], expected, atol=1e-5)
+    spread = torch.einsum("ny,nyj->nj", p, (head[None] - (p @ head)[:, None]).square())
+    expected = torch.einsum("nj,ni->ji", spread, x.square()) / len(x)
+    assert torch.allclose(found["0.weight"], expected, atol=1e-5)
+
+
+def test_fisher_is_taken_over_the_columns_of_the_task():
+    architecture = linear_net()
+    tensors = {n: torch.randn_like(t) for n, t in architecture.given.items()}
+    tensors["fc.weight"], tensors["fc.bias"] = torch.randn(5, 4), torch.randn(5)
+    x = torch.randn(20, 3)
+    found = fisher(architecture, tensors, ["fc.weight"], x, (3, 5))
+    assert (found["fc.weight"][:3] == 0).all() and (found["fc.weight"][3:] > 0).all()
+
+
+def test_the_penalties_of_ewc_sum_up_to_one_quadratic():
+    learner = EWC(small_net(), training=TRAINING, setting="domain", fisher_samples=20)
+    names, seen, weights = ["0.weight", "fc.bias"], [], []
+    tasks = permuted()
+    for task in tasks[:2]:
+        before = {n: learner.kept.get(f"importance/{n}", torch.zeros(1)) for n in names}
+        learner.learn(task)
+        weights.append({n: learner.tensors[n] for n in names})
+        seen.append({n: learner.kept[f"importance/{n}"] - before[n] for n in names})
+    module = learner.begin(tasks[2]).module
+    for name in names:
+        parameter = next(p for p in module.parts()[name] if p.numel())
+        with torch.no_grad():
+            parameter.add_(torch.randn_like(parameter))
+    module.zero_grad()
+    module.penalty().backward()
+    for name in names:
+        parameter = next(p for p in module.parts()[name] if p.numel())
+        expected = sum(
+            learner.settings.strength * f[name] * (parameter.detach() - w[name])
+            for f, w in zip(seen, weights, strict=True)
+        )
+        assert torch.allclose(parameter.grad, expected, rtol=1e-3, atol=1e-4)
+
+
+def two_moons(count: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(count, 3, generator=generator)
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+
+def si_training(strength: float, rate: float) -> SITraining:
+    architecture, (x, y) = linear_net(), two_moons()
+    task = Task("one", (0, 1), Split(x, y), Split(x, y), normalisation=Normalisation())
+    start = {
+        n: torch.full_like(t, 0.3) + 0.1 * torch.randn_like(t)
+        for n, t in architecture.given.items()
+    }
+    module = SIModule(
+        architecture,
+        start,
+        Outputs([(0, 2)], by_task=False),
+        num_old=0,
+        same_classes=True,
+        strength=strength,
+    )
+    settings = TrainingSettings(optimizer="sgd", learning_rate=rate, final_rate=rate, batch_size=24)
+    return SITraining(module, task, settings, seed=0, number=0)
+
+
+def test_the_path_integral_of_si_is_that_of_a_plain_loop():
+    training, (x, y) = si_training(0.7, 0.1), two_moons()
+    module = training.network
+    with torch.no_grad():
+        for importance in module.importance:
+            importance.uniform_(0, 1)
+        for anchor in module.anchor:
+            anchor.add_(0.05)
+    weights = [w.detach().clone() for w in module.weights()]
+    order = module.protected
+    anchors = [a.clone() for a in module.anchor]
+    omegas = [i.clone() for i in module.importance]
+    path = [torch.zeros_like(w) for w in weights]
+    for _ in range(5):
+        training.step(x, y)
+        live = dict(zip(order, [w.requires_grad_() for w in weights], strict=True))
+        h = x @ live["0.weight"].T
+        loss = cross_entropy(h @ live["fc.weight"].T + live["fc.bias"], y)
+        gradients = torch.autograd.grad(loss, list(live.values()))
+        weights = [w.detach() for w in live.values()]
+        for i, (w, g) in enumerate(zip(weights, gradients, strict=True)):
+            step = -0.1 * (g + 2 * 0.7 * omegas[i] * (w - anchors[i]))
+            path[i] += -g * step
+            weights[i] = w + step
+    for mine, other, w, v in zip(module.path, path, module.weights(), weights, strict=True):
+        assert torch.allclose(mine, other, atol=1e-6) and torch.allclose(w, v, atol=1e-6)
+
+
+def test_the_path_integrals_of_si_add_up_to_the_loss_taken_off():
+    training, (x, y) = si_training(0.0, 1e-3), two_moons()
+    before = training.network.loss(x, y).item()
+    for _ in range(300):
+        training.step(x, y)
+    fallen = before - training.network.loss(x, y).item()
+    total = sum(p.sum().item() for p in training.network.path)
+    assert fallen > 0.005 and abs(total - fallen) < 0.01 * fallen
+
+
+def test_si_divides_the_path_by_the_squared_movement():
+    path, moved = torch.tensor([0.6, 0.6, -0.2]), torch.tensor([0.5, 0.0, 1.0])
+    assert torch.allclose(consolidated(path, moved, 0.1), torch.tensor([0.6 / 0.35, 6.0, 0.0]))
+
+
+def test_si_adds_up_the_importances_of_tasks():
+    learner = SI(small_net(), training=TRAINING, setting="domain", strength=1.0)
+    learner.learn(permuted()[0])
+    first = learner.kept["importance/0.weight"].clone()
+    assert first.max() > 0
+    learner.learn(permuted()[1])
+    assert (learner.kept["importance/0.weight"] >= first).all()
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 12])
+def test_gem_satisfies_its_constraints_and_moves_least(num):
+    rng = np.random.default_rng(num)
+    for _ in range(20):
+        references = torch.from_numpy(rng.normal(size=(num, 30)))
+        gradient = torch.from_numpy(rng.normal(size=30))
+        result = projection(gradient, references)
+        assert (references @ result >= -1e-9).all()
+        # ‖G'v + g‖ over v ≥ 0 is a non-negative least-squares problem.
+        dual, _ = nnls(references.numpy().T, -gradient.numpy())
+        assert np.allclose(result.numpy(), gradient.numpy() + references.numpy().T @ dual)
+
+
+def test_gem_with_one_memory_is_a_gem():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        g, r = torch.randn(2, 40, generator=generator, dtype=torch.float64)
+        assert torch.allclose(projection(g, r[None]), averaged_projection(g, r), atol=1e-12)
+    g = torch.tensor([1.0, 0.0])
+    assert torch.equal(averaged_projection(g, torch.tensor([1.0, 1.0])), g)
+    assert torch.equal(averaged_projection(g, torch.zeros(2)), g)
+    turned = averaged_projection(g, torch.tensor([-1.0, 1.0]))
+    assert torch.allclose(turned, torch.tensor([0.5, 0.5]))
+
+
+def test_gem_takes_parallel_references_and_a_margin():
+    r = torch.tensor([[-1.0, 1.0, 0.0], [-2.0, 2.0, 0.0]], dtype=torch.float64)
+    g = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    assert torch.allclose(projection(g, r), averaged_projection(g, r[0]), atol=1e-9)
+    assert (r @ projection(g, r, margin=0.5) > 0.1).all()
+    dual = nonnegative_minimum(np.diag([2.0, 4.0]), np.array([-2.0, 3.0]))
+    assert np.allclose(dual, [1.0, 0.0])
+
+
+def test_a_step_of_gem_goes_against_no_earlier_task():
+    learner = GEM(small_net(), training=TRAINING, setting="domain", memory_per_task=50, margin=0.0)
+    for task in permuted()[:2]:
+        learner.learn(task)
+    training = learner.begin(permuted()[2]).training
+    samples, columns = training.past
+    inputs, labels = samples[:60], (columns[:60] + 1) % 10  # the opposite of what is remembered
+    references = [training.gradient(samples[at], columns[at]) for at in training.parts]
+    own = training.gradient(inputs, labels)
+    assert len(references) == 2 and any(float(r @ own) < 0 for r in references)
+    training.step(inputs, labels)
+    used = torch.cat([p.grad.flatten() for p in training.network.groups()["dense"]])
+    assert all(float(r @ used) > -1e-5 for r in references)
+
+
+def test_the_distillation_of_lwf_is_stationary_at_the_old_parameters():
+    learner = LwF(small_net(), training=TRAINING)
+    for task in split()[:2]:
+        learner.learn(task)
+    lesson = learner.begin(split()[2])
+    module = lesson.module
+    assert isinstance(module, LwFModule) and module.past_columns == ((0, 2), (2, 4))
+    inputs, _ = next(iter(lesson.training.train.chunks(50)))
+
+    def slope() -> float:
+        module.zero_grad()
+        old = module.architecture(module.past_tensors(), inputs)
+        distillation(module(inputs), old, module.past_columns, 2.0).backward()
+        return max(float(p.grad.abs().max()) for p in [*module.body, *module.old])
+
+    assert slope() < 1e-6
+    with torch.no_grad():
+        module.body[0].add_(0.05 * torch.randn_like(module.body[0]))
+    assert slope() > 1e-4
+
+
+@pytest.mark.parametrize("setting", ["task", "class", "domain"])
+@pytest.mark.parametrize("size", [60, 97])
+def test_the_memory_of_replay_is_balanced_and_of_the_stated_size(setting, size):
+    learner = Replay(small_net(), training=TRAINING, setting=setting, memory=size)
+    for number, task in enumerate(permuted()[:2], start=1):
+        learner.learn(task)
+        memory = learner.memory
+        assert len(memory) == size
+        groups = memory.tasks * 100 + memory.labels % 10
+        counts = groups.unique(return_counts=True)[1]
+        assert len(counts) == 10 * number and counts.max() - counts.min() <= 1
+        start = learner.columns(task.name)[0]
+        assert (memory.labels[memory.tasks == number - 1] >= start).all()
+    # What is remembered are training samples, with their own labels.
+    known = {
+        bytes(x.numpy()): int(y)
+        for x, y in zip(task.train.inputs(), task.train.labels, strict=True)
+    }
+    mine = memory.tasks == 1
+    for x, y in zip(memory.inputs[mine], memory.labels[mine], strict=True):
+        assert known[bytes(x.numpy())] == int(y) - start
+    assert learner.ledger().total.memory == 8 * size * (64 + 2 + 2)
+
+
+@pytest.mark.parametrize("setting", ["task", "class", "domain"])
+def test_cumulative_is_joint_training(setting):
+    tasks = permuted()[:2]
+    learner = Cumulative(small_net(norm=True), training=TRAINING, setting=setting)
+    for task in tasks:
+        learner.learn(task)
+    columns = [(0, 10), (0, 10)] if setting == "domain" else [(0, 10), (10, 20)]
+    outputs = Outputs(columns, by_task=setting == "task")
+
+    def join(part: str) -> Split:
+        splits = [getattr(t, part) for t in tasks]
+        labels = [s.labels + first for s, (first, _) in zip(splits, columns, strict=True)]
+        shown = [t.normalisation if setting == "task" else tasks[0].normalisation for t in tasks]
+        inputs = [n(s.inputs()) for n, s in zip(shown, splits, strict=True)]
+        return Split(torch.cat(inputs), torch.cat(labels))
+
+    joint = dataclasses.replace(
+        tasks[1], train=join("train"), valid=join("valid"), normalisation=Normalisation()
+    )
+    module = DenseModule(learner.architecture, learner.fresh(outputs.num), outputs)
+    training = DenseTraining(module, joint, learner.training, seed=0, number=1)
+    while not training.finished:
+        training.epoch()
+    training.restore_best_()
+    for name, tensor in training.settled(module.measured_tensors()).items():
+        assert torch.equal(tensor, learner.tensors[name]), name
+
+
+def test_cwr_merges_rows_by_the_counts_of_their_classes():
+    trained = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
+    fresh = merged(torch.zeros(2, 2), trained, torch.zeros(2), torch.tensor([10.0, 10.0]))
+    assert torch.equal(fresh, trained - 4.0)
+    again = merged(fresh, trained, torch.tensor([40.0, 0.0]), torch.tensor([10.0, 10.0]))
+    assert torch.allclose(again[0], (2 * fresh[0] + trained[0] - 4) / 3)
+    assert torch.equal(again[1], trained[1] - 4)
+
+
+def test_the_own_weights_of_packnet_are_disjoint_and_the_largest():
+    learner = PackNet(small_net(), training=TRAINING, density=0.3)
+    own = []
+    for task in permuted():
+        learner.learn(task)
+        owned = learner.store.banks[0].owned
+        mask = learner.store.subnet(task.name).mask
+        assert torch.equal(mask, owned)  # its own and all earlier ones
+        own.append(owned.clone())
+    new = [own[0], own[1] & ~own[0], own[2] & ~own[1]]
+    shares = [float(n.float().mean()) for n in new]
+    assert shares == pytest.approx([0.3, 0.3, 0.3], abs=0.001)
+    assert not (new[0] & new[1]).any() and not (new[1] & new[2]).any()
+
+
+def test_packnet_keeps_a_share_of_the_free_weights_by_magnitude():
+    learner = PackNet(small_net(), training=TRAINING, density=0.5, of="free")
+    learner.learn(permuted()[0])
+    lesson = learner.begin(permuted()[1])
+    while not lesson.training.finished:
+        lesson.epoch()
+    module = lesson.module
+    lesson.training.restore_best_()
+    values = module.free.detach().abs().clone()
+    lesson._turn_()
+    for i, j in module.layout.block_segments:
+        free = ~module.owned[i:j]
+        kept = module.fixed[i:j] & free
+        assert int(kept.sum()) == round(0.5 * int(free.sum()))
+        assert values[i:j][kept].min() >= values[i:j][free & ~kept].max()
+
+
+def test_the_capacity_formula_of_wsn():
+    learner = WSN(small_net(), training=TRAINING, density=0.5)
+    assert learner.wsn_capacity() == 0.0
+    learner.learn(permuted()[0])
+    # One mask of density ½ cannot be compressed: ½ of the weights, and one bit of 32 for each.
+    assert learner.wsn_capacity() == pytest.approx(0.5 + 1 / 32, abs=0.001)
+    assert learner.store.subnet("p0").bits == 32
+
+
+class Table:
+    """A stand-in for a trained subnet: the accuracy at each width of its codes."""
+
+    mask = torch.ones(1)
+
+    def __init__(self, **accuracies: float) -> None:
+        self.table = {None: 0.9} | {int(k[1:]): v for k, v in accuracies.items()}
+
+    def coded(self, mask, bits):
+        return bits
+
+    def weights(self, mask, own):
+        return own
+
+    def accuracy(self, weights):
+        return self.table[weights]
+
+
+def test_ada_qpacknet_shrinks_codes_while_accuracy_stays_within_two_points():
+    settings = AdaQPackNetSettings()
+    assert shrunk(Table(b6=0.9, b5=0.89, b4=0.881, b3=0.879, b2=0.9), settings)[0] == 4
+    assert shrunk(Table(b6=0.5, b5=0.5), settings)[0] == 6
+    assert shrunk(Table(b6=0.9, b5=0.9, b4=0.9, b3=0.9, b2=0.9), settings)[0] == 2
