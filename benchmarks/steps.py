@@ -52,7 +52,7 @@ def lesson_of(
     network: str, batch: int, steps: int, device: torch.device, **settings: Any
 ) -> Lesson:
     """A lesson of so many steps per epoch on random data."""
-    training = {"batch_size": batch, "epochs": 50, "learning_rate": 1e-3}
+    training = {"batch_size": batch, "epochs": 50, "learning_rate": 1e-3, "precision": "tf32"}
     training |= settings.pop("training", {})
     net = networks.build(network)
     task = synthetic_task(network, round(batch * steps / 0.9))
@@ -108,8 +108,9 @@ def compare(
 ) -> dict[str, Any]:
     """One row: the dense step, the masked step, and their ratio."""
     engine = "compiled" if compiled else ("graph" if device.type == "cuda" else "eager")
-    precision = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = True  # both sides: TF32 on a GPU
     dense = DenseStep(network, batch, device, compiled)
 
     def epoch() -> None:
@@ -117,9 +118,9 @@ def compare(
             dense.call()
 
     dense_ms = median_ms(epoch, device, 3) / steps
-    torch.backends.cudnn.allow_tf32 = precision
+    matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
     masked_ms = masked_step_ms(
-        lesson_of(network, batch, steps, device, training={"engine": engine})
+        lesson_of(network, batch, steps, device, training={"engine": engine, "precision": "tf32"})
     )
     target = {
         ("alexnet", "cuda"): "<= 1.5",
@@ -140,7 +141,9 @@ def mnist_epoch(device: torch.device) -> dict[str, Any]:
     """A whole permuted-MNIST epoch, validation included: 211 steps of 256."""
     rows = {}
     for engine in ("graph", "compiled") if device.type == "cuda" else ("eager",):
-        lesson = lesson_of("mlp", 256, 211, device, training={"engine": engine})
+        lesson = lesson_of(
+            "mlp", 256, 211, device, training={"engine": engine, "precision": "tf32"}
+        )
         lesson.epoch()
         rows[f"{engine}_s"] = min(lesson.epoch().seconds for _ in range(5))
     target = "<= 0.04 s on an H200" if device.type == "cuda" else ""

@@ -23,6 +23,8 @@ _LLOYD_STEPS = 30
 _WARM_STEPS = 4  # Lloyd steps of a refresh from the previous centres
 _STEPS = 4096  # steps of the lookup table
 
+Lookup = tuple[Tensor, Tensor, Tensor]  # start, steps per unit, centre of each step
+
 
 def fit(values: Tensor, k: int, *, bins: int | None = None) -> Tensor:
     """The codebook of a vector: sorted float32 centres with nearly the least squared error.
@@ -41,6 +43,8 @@ def fit_many(values: Tensor, ks: Sequence[int], *, bins: int | None = None) -> d
     numbers = values.detach().flatten().to("cpu", torch.float32).numpy()
     if not len(numbers):
         raise SettingError("a codebook needs at least one value, and none was given.")
+    if not np.isfinite(numbers).all():
+        raise SettingError("a codebook needs finite values; some given are NaN or infinite.")
     top = max(ks)
     atoms = kmeans.atoms(numbers, _CELLS, top)
     borders = kmeans.borders(atoms, bins or min(512 if top <= 32 else 16 * top, 4096))
@@ -104,34 +108,42 @@ def refresh(
     for row, (numbers, keep) in enumerate(zip(table, chosen, strict=True)):
         for i, (start, stop) in enumerate(segments):
             part = numbers[start:stop][keep[start:stop]]
+            part = part[np.isfinite(part)]
             if len(part):
                 centres = _train(part, k, None if olds is None else np.unique(olds[row, i]))
                 out[row, i] = np.pad(centres, (0, k - len(centres)), mode="edge")
     return round_centres(torch.from_numpy(out)).reshape(*values.shape[:-1], len(segments), k)
 
 
-def snap(values: Tensor, centres: Tensor, segments: Sequence[tuple[int, int]]) -> Tensor:
+def snap(
+    values: Tensor,
+    centres: Tensor,
+    segments: Sequence[tuple[int, int]],
+    lookup: Lookup | None = None,
+) -> Tensor:
     """Each value of each segment as the nearest centre of that segment; forward only.
 
     Always exactly one of the segment's `centres` [..., segments, k], found in a table over equal
     steps between the outermost borders: within half a step of a border it may be the neighbour,
     farther away than the nearest centre by less than one step, that is 1/4096 of the spread
     (1/16384 for k > 32). Final codes come from `assign`. Outside the segments values stay.
+    `lookup` is the table of these centres, where it was made before.
     """
     values, size = values.detach(), values.shape[-1]
     flat = values.reshape(-1, size)
-    book = centres.detach().reshape(len(flat), len(segments), -1)
-    low, rate, table = _lookup(book, _STEPS if book.shape[-1] <= 32 else 4 * _STEPS)
+    low, rate, table = lookup_of(centres.detach()) if lookup is None else lookup
+    low, rate = (x.reshape(len(flat), len(segments)) for x in (low, rate))
+    table = table.reshape(len(flat), len(segments), -1)
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return _snap_fixed(flat, low, rate, table, segments).reshape(values.shape)
     numbers = flat.float().numpy()
     out = numbers.copy()
     for row in range(len(numbers)):
         for i, (start, stop) in enumerate(segments):
-            step = numbers[row, start:stop] - low[row, i].numpy()
-            step *= rate[row, i].numpy()
-            np.clip(step, 0, table.shape[-1] - 1, out=step)
-            cell = step.astype(np.int32)
+            first, pace = low[row, i].numpy(), rate[row, i].numpy()
+            with np.errstate(over="ignore", invalid="ignore"):  # far away is the outermost step
+                step = (numbers[row, start:stop] - first) * pace
+                cell = np.clip(step, 0, table.shape[-1] - 1, out=step).astype(np.int32)
             table[row, i].numpy().take(cell, out=out[row, start:stop], mode="clip")
     return torch.from_numpy(out).reshape(values.shape).to(values.dtype)
 
@@ -144,16 +156,24 @@ def _middles(centres: Tensor) -> Tensor:
     return torch.where(border.double() > exact, below, border)
 
 
-def _lookup(centres: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The start, the steps per unit, and the centre of each of `steps` equal steps, per codebook.
+def num_steps(k: int) -> int:
+    """The length of the table for a codebook of `k` centres."""
+    return _STEPS if k <= 32 else 4 * _STEPS
+
+
+def lookup_of(centres: Tensor) -> Lookup:
+    """The start, the steps per unit, and the centre of each of many equal steps, per codebook.
 
     The first and the last step also stand for everything beyond.
     """
+    steps = num_steps(centres.shape[-1])
     border = _middles(centres)
     if border.shape[-1] == 0:
         border = centres
     low = border[..., :1]
-    rate = (steps - 2) / (border[..., -1:] - low).clamp_min(1e-30)
+    width, spare = border[..., -1:] - low, centres[..., -1:] - centres[..., :1]
+    width = torch.where(width > 0, width, torch.where(spare > 0, spare, 1.0))
+    rate = (steps - 2) / width
     low = low - 1 / rate
     cell = ((border - low) * rate + 0.5).long().clamp(0, steps - 1)
     ahead = torch.zeros(*cell.shape[:-1], steps, dtype=torch.int64, device=cell.device)

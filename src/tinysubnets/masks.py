@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import import_module
 from math import prod
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -127,9 +129,21 @@ def top_k_segments(
         if not 0 <= k <= stop - start:
             raise SettingError(f"cannot select {k} of the {stop - start} blocks of a segment.")
     with torch.no_grad():
+        kernels = _kernels() if values.is_cuda and values.dtype == torch.float32 else None
+        if kernels is not None and not torch.compiler.is_compiling():
+            return kernels.top_k_segments(values, bounds, allowed)
         if values.device.type != "cpu" or torch.compiler.is_compiling():
             return _select_fixed(values, bounds, allowed)
         return _select_near(values, bounds, hints, allowed)
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """The Triton kernels, where Triton is installed."""
+    try:
+        return import_module("tinysubnets.kernels")
+    except ImportError:
+        return None
 
 
 def _select_near(

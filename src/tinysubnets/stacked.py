@@ -26,7 +26,7 @@ from tinysubnets.batches import Batches
 from tinysubnets.capture import CapturedStep
 from tinysubnets.errors import SettingError
 from tinysubnets.task import Normalisation
-from tinysubnets.task_module import TaskModule
+from tinysubnets.task_module import LOOKUP, TaskModule
 from tinysubnets.training import EpochReport, Training, arithmetic, make_optimizer, seeded
 
 
@@ -46,7 +46,7 @@ class StackedModule(TaskModule):
             rows = zip(*(getattr(m, name) for m in modules), strict=True)
             stacks = [nn.Parameter(torch.stack([r.detach() for r in row]), trained) for row in rows]
             setattr(self, name, nn.ParameterList(stacks))
-        for name in ("bank_values", "owned", "owned_weights", "centres", "hints"):
+        for name in ("bank_values", "owned", "owned_weights", "centres", "hints", *LOOKUP):
             self.register_buffer(name, torch.stack([getattr(m, name) for m in modules]))
         for i in range(len(self.constant_names)):
             self.register_buffer(f"constant_{i}", getattr(first, f"constant_{i}"))
@@ -64,7 +64,7 @@ class StackedModule(TaskModule):
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """The sum over runs of their mean cross-entropies: each run gets its own gradient."""
-        logits = self(inputs)
+        logits = self(inputs, self.mask())
         total = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         return total / labels.shape[1]
 
@@ -75,6 +75,7 @@ class StackedModule(TaskModule):
             for mine, own in zip(self._kept(), StackedModule._kept(module), strict=True):
                 own.copy_(mine[run])
             module.is_fresh = self.is_fresh
+            module.index_()
 
     def _kept(self: TaskModule) -> list[Tensor]:
         """The tensors that training changes."""

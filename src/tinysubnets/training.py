@@ -20,6 +20,7 @@ from tinysubnets.batches import Batches
 from tinysubnets.capture import CapturedStep
 from tinysubnets.errors import SettingError
 from tinysubnets.task import Task
+from tinysubnets.updates import compiled_update
 from tinysubnets.validation import Score, Validator
 
 PATIENCE = 6
@@ -146,7 +147,12 @@ class Training:
         self.changes = settings.augmentation if settings.augmentation.active else None
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
-        self._loss = compiled_loss() if settings.engine == "compiled" else loss_of
+        compiled = settings.engine == "compiled"
+        self._loss = compiled_loss() if compiled else loss_of
+        on_gpu = self.device.type == "cuda"
+        self._update = (
+            compiled_update(self.optimizer) if compiled and on_gpu else self.optimizer.step
+        )
         self._captured: CapturedStep | None = None
 
     @property
@@ -209,7 +215,7 @@ class Training:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
             loss = self._loss(self.module, inputs, labels, self.class_weights)
         loss.backward()
-        self.optimizer.step()
+        self._update()
         return loss.detach()
 
     def validate(self) -> Score:
