@@ -27,11 +27,14 @@ def atoms(numbers: np.ndarray, cells: int, k: int) -> Atoms:
     if len(numbers) > cells:
         sample = numbers[:: len(numbers) // cells + 1]
         middle = np.median(sample)
-        scale = np.median(np.abs(sample - middle)) or np.std(sample) or np.float32(1)
+        ends = np.array([numbers.min(), numbers.max()]) - middle
+        scale = np.median(np.abs(sample - middle)) or np.std(sample)
+        scale = max(scale, np.float32(1e-12) * np.abs(ends).max(), np.float32(1e-30))
+        low, high = np.arcsinh(ends / scale)
         curve = np.arcsinh((numbers - middle) / scale)
-        low, high = curve.min(), curve.max()
         curve -= low
         curve *= np.float32((cells - 0.5) / max(high - low, 1e-30))
+        np.clip(curve, 0, cells - 1, out=curve)
         cell = curve.astype(np.int32)
         count = np.bincount(cell, minlength=cells)
         used = count > 0

@@ -1,0 +1,242 @@
+"""Codebooks: near the exact optimum, exact codes, and the training side on both of its paths."""
+
+from __future__ import annotations
+
+import kmeans1d
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tinysubnets import codebook
+from tinysubnets.errors import SettingError
+
+KINDS = ["gaussian", "laplace", "gapped"]
+
+
+def draw(kind: str, n: int, seed: int = 0) -> Tensor:
+    """Float32 data: Gaussian, Laplace, or a narrow core with heavy tails beyond a gap."""
+    rng = np.random.default_rng(seed)
+    if kind == "gaussian":
+        data = rng.normal(size=n)
+    elif kind == "laplace":
+        data = rng.laplace(size=n)
+    else:
+        tail = rng.choice([-1, 1], size=n) * (1 + rng.pareto(1.5, size=n))
+        data = np.where(rng.random(n) < 0.02, tail, 0.01 * rng.normal(size=n))
+    return torch.from_numpy(data.astype(np.float32))
+
+
+def error(values: Tensor, centres: Tensor) -> float:
+    """The squared error of the best assignment, by the slow way."""
+    away = (values.double()[:, None] - centres.double()).abs().amin(-1)
+    return float(away.square().sum())
+
+
+def excess(values: Tensor, k: int) -> float:
+    """How far the error of `fit` is above the exact optimum, as a share of it."""
+    exact = kmeans1d.cluster(values.double().numpy(), k).centroids
+    return error(values, codebook.fit(values, k)) / error(values, torch.tensor(exact)) - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [2, 4, 8, 16, 32])
+def test_within_a_thousandth_of_the_optimum(kind: str, k: int) -> None:
+    assert excess(draw(kind, 3000), k) < 1e-3
+    assert excess(draw(kind, 20_000, seed=1), k) < 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_histogram_is_within_a_thousandth_too(kind: str) -> None:
+    """More values than cells: the values themselves are no longer ranked."""
+    assert excess(draw(kind, 80_000), 16) < 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [64, 128, 256])
+def test_large_codebooks_within_two_per_cent(kind: str, k: int) -> None:
+    assert excess(draw(kind, 6000), k) < 2e-2
+
+
+def test_far_from_zero_and_lumpy_data() -> None:
+    assert excess(1000 + draw("gaussian", 5000), 16) < 1e-3
+    lumps = (draw("gaussian", 70_000) * 3).round() + 1e-6 * draw("gaussian", 70_000, seed=1)
+    assert excess(lumps, 8) < 1e-3
+
+
+@pytest.mark.parametrize("n", [10, 100_000])
+def test_few_distinct_values_are_kept_as_they_are(n: int) -> None:
+    distinct = torch.tensor([-0.3576, 0.0, 1e-8, 0.25, 7.0])
+    values = distinct[torch.arange(n) % 5]
+    assert torch.equal(codebook.fit(values, 8), distinct)
+    assert torch.equal(codebook.fit(values, 5), distinct)
+    assert len(codebook.fit(values, 4)) == 4
+
+
+def test_one_centre_is_the_mean_and_one_value_is_itself() -> None:
+    values = draw("laplace", 5000)
+    assert torch.allclose(codebook.fit(values, 1), values.mean(), atol=1e-6)
+    assert codebook.fit(torch.tensor([0.1]), 16).tolist() == [pytest.approx(0.1)]
+
+
+def test_impossible_codebooks_are_refused() -> None:
+    with pytest.raises(SettingError, match="at least one value"):
+        codebook.fit(torch.zeros(0), 4)
+    with pytest.raises(SettingError, match="k >= 1"):
+        codebook.fit(torch.zeros(3), 0)
+    with pytest.raises(SettingError, match="finite"):
+        codebook.fit(torch.tensor([1.0, float("nan")]), 2)
+
+
+def test_one_run_serves_every_size() -> None:
+    values = draw("laplace", 4000)
+    books = codebook.fit_many(values, [2, 4, 8, 16, 32])
+    errors = [error(values, books[k]) for k in (2, 4, 8, 16, 32)]
+    assert errors == sorted(errors, reverse=True)
+    for k, book in books.items():
+        assert len(book) == k
+        assert book.dtype == torch.float32
+        assert torch.equal(book, book.sort().values)
+        assert error(values, book) <= error(values, codebook.fit(values, k)) * 1.001
+
+
+def test_order_of_the_values_does_not_matter() -> None:
+    values = draw("gaussian", 5000)
+    assert torch.equal(codebook.fit(values, 16), codebook.fit(values.flip(0), 16))
+
+
+def test_codes_are_nearest_and_ties_go_down() -> None:
+    centres = torch.tensor([-1.0, 0.0, 0.5])
+    values = torch.tensor([-9.0, -0.5, -0.49, 0.25, 0.26, 9.0])
+    assert codebook.assign(values, centres).tolist() == [0, 0, 1, 1, 2, 2]
+    assert codebook.quantize(values, centres).tolist() == [-1.0, -1.0, 0.0, 0.0, 0.5, 0.5]
+    assert codebook.assign(values, centres[:1]).tolist() == [0] * 6
+
+
+def test_codes_are_exact_beside_rounded_borders() -> None:
+    """A border that float32 cannot hold still divides the floats around it rightly."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        centres = torch.from_numpy(np.sort(rng.normal(size=2)).astype(np.float32))
+        middle = ((centres[0].double() + centres[1].double()) / 2).float()
+        up = torch.nextafter(middle, torch.tensor(torch.inf))
+        down = torch.nextafter(middle, torch.tensor(-torch.inf))
+        values = torch.stack([down, middle, up])
+        gaps = (values.double()[:, None] - centres.double()).abs()
+        assert torch.equal(codebook.assign(values, centres), (gaps[:, 1] < gaps[:, 0]).long())
+
+
+def test_centres_are_rounded_only_where_it_costs_nothing() -> None:
+    smooth = torch.linspace(-1, 1, 16)
+    assert torch.equal(codebook.round_centres(smooth), smooth.half().float())
+    for kept in (
+        torch.tensor([1.0, 1.0 + 2.0**-14]),  # would become one
+        torch.tensor([1000.1, 1000.2]),  # error against a small spread
+        torch.tensor([0.1, 1e6]),  # overflows
+        torch.tensor([1e-9, 2e-9]),  # underflows
+    ):
+        assert torch.equal(codebook.round_centres(kept), kept)
+    both = torch.stack([torch.tensor([0.1, 0.7]), torch.tensor([1e-9, 2e-9])])
+    rounded = codebook.round_centres(both)
+    assert torch.equal(rounded[0], both[0].half().float())
+    assert torch.equal(rounded[1], both[1])
+    assert codebook.round_centres(smooth.double()).dtype == torch.float32
+
+
+def flat_vector() -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+    """Two rows of a flat vector with four segments, one of them empty and one very small."""
+    values = torch.stack([draw("laplace", 24_000, seed=s) for s in (0, 1)])
+    values[:, 12_000:] *= 0.01
+    weights = torch.rand(2, 24_000) < 0.3
+    segments = [(0, 12_000), (12_000, 23_000), (23_000, 23_500), (23_500, 24_000)]
+    weights[:, 23_000:] = False
+    weights[:, 23_000:23_003] = True
+    return values, weights, segments
+
+
+PATHS = [codebook.refresh, codebook._refresh_fixed]
+
+
+@pytest.mark.parametrize("path", range(2))
+def test_training_centres_are_near_the_final_ones(path: int) -> None:
+    values, weights, segments = flat_vector()
+    centres = PATHS[path](values, weights, segments, 8, None)
+    assert centres.shape == (2, 4, 8)
+    for row in range(2):
+        for i, (start, stop) in enumerate(segments[:2]):
+            own = values[row, start:stop][weights[row, start:stop]]
+            best = error(own, codebook.fit(own, 8))
+            assert error(own, centres[row, i]) < 1.01 * best
+        few = codebook.round_centres(values[row, 23_000:23_003].sort().values)
+        assert torch.allclose(centres[row, 2, :3], few, rtol=1e-3)
+        assert torch.equal(centres[row, 2, 3:], centres[row, 2, 2:3].expand(5))
+    assert torch.equal(centres[:, 3], torch.zeros(2, 8))
+    assert torch.equal(centres, codebook.round_centres(centres))
+    assert torch.equal(centres, centres.sort(-1).values)
+
+
+@pytest.mark.parametrize("path", range(2))
+def test_warm_centres_follow_the_values(path: int) -> None:
+    values, weights, segments = flat_vector()
+    centres = PATHS[path](values, weights, segments, 8, None)
+    for _ in range(3):
+        values = values * 1.05 + 0.001
+        centres = PATHS[path](values, weights, segments, 8, centres)
+    assert torch.equal(centres, centres.sort(-1).values)
+    for i, (start, stop) in enumerate(segments[:2]):
+        own = values[0, start:stop][weights[0, start:stop]]
+        assert error(own, centres[0, i]) < 1.03 * error(own, codebook.fit(own, 8))
+    assert torch.equal(centres[:, 3], torch.zeros(2, 8))
+
+
+@pytest.mark.parametrize("path", range(2))
+def test_only_chosen_values_count(path: int) -> None:
+    values, weights, segments = flat_vector()
+    other = torch.where(weights, values, 99.0)
+    one = PATHS[path](values, weights, segments, 4, None)
+    assert torch.equal(one, PATHS[path](other, weights, segments, 4, None))
+
+
+def test_a_useless_start_is_given_up() -> None:
+    values, weights, segments = flat_vector()
+    lost = torch.full((2, 4, 8), 50.0) + torch.arange(8)
+    cold = codebook.refresh(values, weights, segments, 8)
+    assert torch.equal(codebook.refresh(values, weights, segments, 8, lost), cold)
+
+
+@pytest.mark.parametrize("k", [1, 2, 16, 64])
+def test_snap_gives_a_centre_within_its_bound(k: int) -> None:
+    values, weights, segments = flat_vector()
+    values[0, :3] = torch.tensor([1e30, -1e30, 0.0])
+    centres = codebook.refresh(values, weights, segments, k)
+    out = codebook.snap(values, centres, segments)
+    steps = codebook.num_steps(k)
+    for row in range(2):
+        for i, (start, stop) in enumerate(segments):
+            book, part = centres[row, i], values[row, start:stop]
+            assert torch.isin(out[row, start:stop], book).all()
+            gap = (part[:, None] - book).abs().amin(-1)
+            spread = float(book[-1] - book[0])
+            far = (part - out[row, start:stop]).abs() - gap
+            assert float(far[3:].max()) <= spread / steps * 1.01 + 1e-7
+    assert float(out[0, 0]) == float(centres[0, 0, -1])
+    assert float(out[0, 1]) == float(centres[0, 0, 0])
+
+
+def test_snap_has_one_answer_on_both_paths() -> None:
+    values, weights, segments = flat_vector()
+    centres = codebook.refresh(values, weights, segments, 16)
+    out = codebook.snap(values, centres, segments)
+    low, rate, table = lookup = codebook.lookup_of(centres)
+    assert torch.equal(codebook._snap_fixed(values, low, rate, table, segments), out)
+    assert torch.equal(codebook.snap(values, centres, segments, lookup), out)
+
+
+def test_snap_leaves_what_lies_between_segments() -> None:
+    values = torch.rand(100)
+    centres = torch.tensor([[0.25, 0.75]])
+    out = codebook.snap(values, centres, [(10, 90)])
+    assert torch.equal(out[:10], values[:10]) and torch.equal(out[90:], values[90:])
+    assert torch.isin(out[10:90], centres).all()
+    low, rate, table = codebook.lookup_of(centres[None])
+    assert torch.equal(codebook._snap_fixed(values[None], low, rate, table, [(10, 90)])[0], out)
