@@ -174,7 +174,8 @@ class Training:
     def plan(self) -> tuple[list[float], set[int]]:
         """The rate of each step of the next epoch, and the steps that refresh codebooks."""
         steps, done = self.num_steps, self.progress.epoch
-        rates = [self._rate((done + step / steps) / self.settings.epochs) for step in range(steps)]
+        last = max(1, self.settings.epochs * steps - 1)
+        rates = [self._rate((done * steps + step) / last) for step in range(steps)]
         count = self.settings.refreshes
         return rates, {round(i * steps / count) for i in range(count)}
 

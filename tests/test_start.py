@@ -1,0 +1,223 @@
+"""What a task starts from: a pure function of seed, bank, task number and store."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nets import NETWORKS, Encoder, Residual, data, learner, mlp, stack, task
+from tinysubnets.architecture import Architecture
+from tinysubnets.errors import MismatchError, SettingError
+from tinysubnets.layout import Layout
+from tinysubnets.learners.tsn import TinySubNets
+from tinysubnets.masks import top_k
+from tinysubnets.start import Origin, Start, bound_of, starting_point, warm_scores
+
+GOLDEN_FREE = [-0.39779913425445557, 0.5830234885215759, -0.6023926138877869]
+GOLDEN_SCORES = [-0.5115312337875366, 0.49839767813682556, -0.2792265713214874]
+
+
+def start(net: nn.Module | None = None, *, block: int = 1, **how: Any) -> Start:
+    architecture = Architecture(mlp() if net is None else net)
+    origin = Origin(**({"seed": 0, "bank": 0, "task": 0} | how))
+    return starting_point(architecture, Layout(architecture.shared, block), origin, 3)
+
+
+def same(a: Start, b: Start) -> bool:
+    private = all(torch.equal(a.private[n], b.private[n]) for n in a.private | b.private)
+    return torch.equal(a.scores, b.scores) and torch.equal(a.free, b.free) and private
+
+
+def test_golden_values() -> None:
+    """The same on every machine and for ever: a file made today is read like this tomorrow."""
+    made = start()
+    assert made.free[:3].tolist() == GOLDEN_FREE
+    assert made.scores[:3].tolist() == GOLDEN_SCORES
+
+
+def test_a_pure_function_of_seed_bank_and_task() -> None:
+    torch.manual_seed(1)
+    one = start()
+    torch.manual_seed(2)
+    np.random.seed(3)
+    assert same(one, start())
+    for other in ({"seed": 1}, {"bank": 1}, {"task": 1}):
+        changed = start(**other)
+        assert not torch.equal(one.free, changed.free)
+        assert not torch.equal(one.scores, changed.scores)
+        assert not torch.equal(one.private["fc.weight"], changed.private["fc.weight"])
+
+
+def test_the_network_s_own_random_weights_do_not_matter() -> None:
+    for make in (mlp, Residual, Encoder, NETWORKS["lstm"][0]):
+        torch.manual_seed(1)
+        one = make()
+        torch.manual_seed(2)
+        assert same(start(one), start(make())), make
+
+
+def test_a_bias_of_one_element_is_no_constant() -> None:
+    def net() -> nn.Module:
+        return stack(nn.Linear(6, 4), nn.Linear(4, 1), nn.PReLU(), head=1)
+
+    torch.manual_seed(1)
+    one = net()
+    torch.manual_seed(2)
+    assert same(start(one), start(net()))
+    assert start(net()).private["1.bias"].tolist() == [0.0]
+    assert start(net()).private["2.weight"].tolist() == [0.25]  # the layer's own constant
+
+
+def test_private_tensors_start_as_their_layers_do() -> None:
+    private = start(Residual()).private
+    assert (private["norm1.weight"] == 1).all() and (private["norm1.bias"] == 0).all()
+    assert (private["norm1.running_mean"] == 0).all() and (private["norm1.running_var"] == 1).all()
+    assert private["fc.weight"].shape == (3, 36) and private["fc.weight"].std() > 0
+    token = start(Encoder()).private["token"]
+    assert token.shape == (1, 1, 8) and 0 < token.abs().max() < 0.04
+
+
+def test_scales() -> None:
+    assert bound_of((8, 6), "kaiming") == math.sqrt(3 / 6)
+    assert bound_of((8, 6, 3, 3), "kaiming") == math.sqrt(3 / 54)
+    assert bound_of((8, 6), "xavier") == math.sqrt(6 / 14)
+    made = start(scale="xavier")
+    assert made.free[:60].abs().max() <= math.sqrt(6 / 16)
+    assert made.free[:60].abs().max() > 0.9 * math.sqrt(6 / 16)
+
+
+def test_one_score_per_block() -> None:
+    assert start(block=8).scores.shape == (10 * 1 + 10 * 2,)
+    assert torch.equal(start(block=8).free, start().free)
+
+
+def test_warm_scores_put_an_earlier_mask_on_top() -> None:
+    architecture = Architecture(mlp())
+    layout = Layout(architecture.shared)
+    fresh = start().scores
+    mask = torch.rand(layout.num_blocks, generator=torch.Generator().manual_seed(1)) < 0.3
+    warm = warm_scores(fresh, mask, layout)
+    for i, j in layout.block_segments:
+        assert torch.equal(top_k(warm[i:j].abs(), int(mask[i:j].sum())), mask[i:j])
+        assert torch.equal(warm[i:j].abs().sort().values, fresh[i:j].abs().sort().values)
+        assert torch.equal(warm[i:j] < 0, fresh[i:j] < 0)
+
+
+@pytest.mark.parametrize("warm_from", ["last", "similar"])
+def test_warm_learners_start_from_a_learned_mask(warm_from: str) -> None:
+    learn = learner(scores="warm", warm_from=warm_from, max_banks=2, threshold=1e9)
+    learn.learn(task("a", offset=0.0))
+    learn.learn(task("b", seed=1, offset=9.0))
+    lesson = learn.begin(task("c", seed=2, offset=0.0))
+    example = learn.store.subnet("b" if warm_from == "last" else "a").mask
+    assert lesson.decision.nearest == "a"
+    assert (lesson.module.mask() & example).sum() == example.sum()
+
+
+def digests(learn: TinySubNets) -> list[str]:
+    return [learn.store.digest(t) for t in learn.store.tasks]
+
+
+def learn_two(**settings: Any) -> TinySubNets:
+    learn = learner(Residual(), density=0.4, **settings)
+    for number, name in enumerate("ab"):
+        learn.learn(task(name, (1, 6, 6), seed=number))
+    return learn
+
+
+def test_learning_twice_gives_the_same_bits() -> None:
+    torch.manual_seed(1)
+    one = digests(learn_two())
+    torch.manual_seed(2)
+    np.random.seed(2)
+    random.seed(2)
+    assert digests(learn_two()) == one
+    assert digests(learn_two(seed=1)) != one
+
+
+def test_unrelated_calls_change_nothing() -> None:
+    wanted = digests(learn_two())
+    learn = learner(Residual(), density=0.4)
+    learn.begin(task("unfinished", (1, 6, 6), seed=5)).epoch()
+    learn.learn(task("a", (1, 6, 6), seed=0))
+    x, _ = data((1, 6, 6))
+    learn.predict("a", x)
+    learn.store.module("a")
+    learn.ledger()
+    lesson = learn.begin(task("b", (1, 6, 6), seed=1))
+    while not lesson.finished:
+        torch.rand(7)
+        lesson.epoch()
+        learn.logits("a", x)
+        with pytest.raises(SettingError):
+            learner(density=2.0)
+    lesson.finish()
+    assert digests(learn) == wanted
+
+
+def test_global_generators_are_left_alone() -> None:
+    learn = learner(Residual(), density=0.4)
+    states = (torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate())
+    for number, name in enumerate("ab"):
+        learn.learn(task(name, (1, 6, 6), seed=number))
+    learn.predict("a", data((1, 6, 6))[0])
+    assert torch.equal(torch.random.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]
+    assert random.getstate() == states[2]
+
+
+def test_global_generators_are_left_alone_by_an_epoch_that_fails() -> None:
+    learn = learner(Residual())
+    lesson = learn.begin(task("a", (1, 6, 6)))
+    state = torch.random.get_rng_state()
+    lesson.module.loss = lambda *_: [torch.rand(1), 1 // 0]  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError) as caught:
+        lesson.epoch()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert caught.value is not None and learn.store.tasks == ()
+
+
+def test_given_weights_are_where_free_values_start() -> None:
+    net = mlp()
+    learn = learner(net, init="given")
+    lesson = learn.begin(task("a"))
+    flat = torch.cat([net.get_submodule(n).weight.detach().flatten() for n in ("0", "2")])
+    assert torch.equal(lesson.module.free, flat)
+    private = dict(zip(lesson.module.names, lesson.module.private, strict=True))
+    assert torch.equal(private["0.bias"], net.get_submodule("0").bias)
+    assert torch.equal(private["fc.weight"], net.fc.weight)  # as many classes as the task
+    wide = learn.begin(task("b", classes=4))
+    private = dict(zip(wide.module.names, wide.module.private, strict=True))
+    assert private["fc.weight"].shape == (4, 10)
+    assert len(learn.store.settings["given"]) == 64
+
+
+def test_given_weights_are_taken_when_the_learner_is_made() -> None:
+    net = mlp()
+    learn = learner(net, init="given")
+    recorded = learn.store.settings["given"]
+    with torch.no_grad():
+        net.get_submodule("0").weight.zero_()
+    assert learn.begin(task("a")).module.free[:60].any()
+    assert learner(net, init="given").store.settings["given"] != recorded
+
+
+def test_going_on_from_other_given_weights_is_refused() -> None:
+    net = mlp()
+    learn = learner(net, init="given")
+    learn.learn(task("a"))
+    TinySubNets(Architecture(net), init="given", store=learn.store)
+    with pytest.raises(MismatchError, match="given"):
+        TinySubNets(Architecture(mlp()), init="given", store=learn.store)
+
+
+def test_going_on_with_other_blocks_is_refused() -> None:
+    learn = learner(block=8)
+    with pytest.raises(SettingError, match="block=8"):
+        TinySubNets(learn.architecture, store=learn.store)
