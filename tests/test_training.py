@@ -1,0 +1,279 @@
+"""Training in visible steps: schedules, the best epoch, states that carry on, and validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from nets import Residual, data, learner, mlp, stack, task
+from tinysubnets.architecture import Architecture
+from tinysubnets.batches import Batches
+from tinysubnets.errors import SettingError
+from tinysubnets.learners.tsn import Lesson
+from tinysubnets.masks import top_k
+from tinysubnets.training import Training, TrainingSettings
+from tinysubnets.validation import Score, calibrated, score
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "momentum": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},
+    "adam": {"optimizer": "adam"},
+    "plateau": {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "plateau"},
+}
+
+
+def lesson(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> Lesson:
+    training = {k: how.pop(k) for k in list(how) if k in TrainingSettings.__dataclass_fields__}
+    return learner(net, training=training, **how).begin(task(shape=shape))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("bits", [3, 32])
+def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) -> None:
+    settings: dict[str, Any] = OPTIMIZERS[name] | {"epochs": 5, "bits": bits}
+    through = lesson(Residual(), (1, 6, 6), **settings)
+    reports = [through.epoch() for _ in range(5)]
+    through.finish()
+    first = lesson(Residual(), (1, 6, 6), **settings)
+    first.epoch()
+    first.epoch()
+    tensors, numbers = first.state()
+    first.epoch()  # what comes after must not reach the state that was taken
+
+    second = lesson(Residual(), (1, 6, 6), **settings)
+    second.restore_(tensors, numbers)
+    again = [second.epoch() for _ in range(3)]
+    assert second.finished
+    for one, two in zip(reports[2:], again, strict=True):
+        assert (one.loss, one.valid_loss, one.learning_rate) == (
+            two.loss,
+            two.valid_loss,
+            two.learning_rate,
+        )
+    second.finish()
+    stores = [lesson.learner.store for lesson in (through, second)]
+    assert stores[0].digest("a") == stores[1].digest("a")
+    assert torch.equal(stores[0].subnet("a").mask, stores[1].subnet("a").mask)
+
+
+def test_a_state_is_tensors_and_plain_numbers() -> None:
+    running = lesson()
+    running.epoch()
+    tensors, numbers = running.state()
+    assert all(isinstance(t, torch.Tensor) for t in tensors.values())
+    assert all(type(n) in (int, float) for n in numbers.values())
+    assert numbers["epoch"] == 1 and any(n.startswith("optimizer.") for n in tensors)
+
+
+def test_the_best_epoch_has_the_mask_of_its_own_scores() -> None:
+    running = lesson(epochs=4, bits=4, score_rate=0.3, post_pruning=False)
+    accuracies = iter([0.2, 0.9, 0.5, 0.5])
+    running.training.validate = lambda: Score(next(accuracies), 1.0)  # type: ignore[method-assign]
+    masks, scores = [], []
+    while not running.finished:
+        running.epoch()
+        masks.append(running.module.mask().clone())
+        scores.append(running.module.scores.detach().clone())
+    assert not torch.equal(masks[1], masks[3])
+    subnet = running.finish()
+    assert running.training.progress.best_epoch == 2
+    assert torch.equal(running.module.scores, scores[1])
+    assert torch.equal(subnet.mask, masks[1])
+    for (i, j), k in zip(running.module.layout.block_segments, (18, 30), strict=True):
+        assert torch.equal(subnet.mask[i:j], top_k(scores[1][i:j].abs(), k))
+
+
+def test_of_equal_accuracies_the_lower_loss_is_best() -> None:
+    running = lesson(epochs=4)
+    results = iter([Score(0.5, 2.0), Score(0.5, 1.0), Score(0.5, 1.5), Score(0.4, 0.1)])
+    running.training.validate = lambda: next(results)  # type: ignore[method-assign]
+    best = [running.epoch().is_best for _ in range(4)]
+    assert best == [True, True, False, False]
+    assert running.training.progress.best_epoch == 2
+
+
+def test_cosine_goes_from_the_first_to_the_final_rate() -> None:
+    running = lesson(epochs=3, learning_rate=0.2, final_rate=0.01)
+    rates = []
+    plain = running.training.step
+
+    def step(*batch: torch.Tensor) -> torch.Tensor:
+        rates.append(running.training.optimizer.param_groups[0]["lr"])
+        return plain(*batch)
+
+    running.training.step = step  # type: ignore[method-assign]
+    reports = [running.epoch() for _ in range(3)]
+    assert len(rates) == 3 * running.training.num_steps == 9
+    assert rates[0] == pytest.approx(0.2) and rates[-1] == pytest.approx(0.01)
+    assert rates[4] == pytest.approx(0.105) and rates == sorted(rates, reverse=True)
+    assert reports[-1].learning_rate == pytest.approx(0.01)
+
+
+def test_plateau_halves_after_six_epochs_and_ends_below_the_final_rate() -> None:
+    running = lesson(epochs=100, schedule="plateau", learning_rate=0.1, final_rate=0.02)
+    losses = iter([3.0, 2.0, *[2.5] * 6, 1.0, *[1.0] * 200])
+    running.training.validate = lambda: Score(0.5, next(losses))  # type: ignore[method-assign]
+    rates = []
+    while not running.finished:
+        rates.append(running.epoch().learning_rate)
+    # two better epochs, six waiting; one better epoch, then six waiting per halving
+    wanted = [0.1] * 8 + [0.05] * 7 + [0.025] * 6
+    assert rates == pytest.approx(wanted)
+    assert not running.training.progress.waited
+
+
+def test_a_constant_rate() -> None:
+    running = lesson(epochs=3, schedule="constant", learning_rate=0.03)
+    assert [running.epoch().learning_rate for _ in range(3)] == [0.03] * 3
+
+
+def test_scores_have_a_rate_of_their_own_and_no_decay() -> None:
+    settings = {"learning_rate": 0.02, "score_rate": 0.002, "weight_decay": 0.1}
+    running = lesson(optimizer="adamw", **settings)
+    running.epoch()
+    groups = {id(g["params"][0]): g for g in running.training.optimizer.param_groups}
+    scores, free = groups[id(running.module.scores)], groups[id(running.module.free)]
+    assert scores["lr"] == pytest.approx(free["lr"] / 10)
+    assert scores["weight_decay"] == 0.0 and free["weight_decay"] == 0.1
+
+
+def test_a_score_rate_of_zero_keeps_the_first_mask() -> None:
+    running = lesson(score_rate=0.0, post_pruning=False, bits=32)
+    first = running.module.mask().clone()
+    while not running.finished:
+        running.epoch()
+    assert torch.equal(running.finish().mask, first)
+
+
+def test_order_and_dropout_follow_from_seed_task_and_epoch() -> None:
+    def orders(seed: int, number: int) -> list[list[int]]:
+        running = lesson(seed=seed, epochs=2)
+        training = Training(
+            running.module, running.task, running.training.settings, seed=seed, number=number
+        )
+        out = []
+        for _ in range(2):
+            out.append(training.order().tolist())
+            training.progress.epoch += 1
+        return out
+
+    one = orders(0, 0)
+    assert one == orders(0, 0) and one[0] != one[1]
+    assert sorted(one[0]) == list(range(36))
+    assert one != orders(1, 0) and one != orders(0, 1)
+
+
+def test_augmented_training_is_repeatable() -> None:
+    def run(augmentation: dict[str, Any]) -> str:
+        settings = {"epochs": 1, "augmentation": augmentation}
+        running = lesson(Residual(), (1, 6, 6), **settings)
+        running.epoch()
+        running.finish()
+        return running.learner.store.digest("a")
+
+    changes = {"flip": True, "shift": 1}
+    assert run(changes) == run(changes) != run({})
+
+
+def test_batches_larger_than_the_data() -> None:
+    running = lesson(batch_size=1000)
+    assert running.training.num_steps == 1
+    running.epoch()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"epochs": 0},
+        {"batch_size": 0},
+        {"refreshes": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": 1e-6},
+        {"final_rate": -1.0},
+        {"momentum": 1.0},
+        {"momentum": -0.1},
+        {"weight_decay": -1.0},
+        {"score_rate": -1.0},
+        {"optimizer": "lamb"},
+        {"epochs": 1.5},
+        {"epoch": 3},
+    ],
+)
+def test_bad_training_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match=next(iter(settings))):
+        learner(training=settings)
+
+
+def test_scores_by_hand() -> None:
+    architecture = Architecture(mlp())
+    made = task()
+    tensors = {n: p.detach() for n, p in mlp().named_parameters()}
+    batches = Batches(made.train, made.normalisation, "cpu")
+    logits = architecture(tensors, made.normalisation(made.train.inputs()))
+    found = score(architecture, tensors, batches, chunk=7)
+    hits = (logits.argmax(1) == made.train.labels).float().mean()
+    assert found.accuracy == pytest.approx(float(hits))
+    assert found.loss == pytest.approx(
+        float(functional.cross_entropy(logits, made.train.labels)), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("chunk", [36, 10])
+def test_statistics_are_those_of_the_network_and_of_all_data(chunk: int) -> None:
+    net = stack(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.9), head=5)
+    architecture, made = Architecture(net), task()
+    tensors = {n: t.detach().clone() for n, t in [*net.named_parameters(), *net.named_buffers()]}
+    tensors.pop("1.num_batches_tracked")
+    batches = Batches(made.train, made.normalisation, "cpu")
+    out = calibrated(architecture, tensors, batches, None, chunk)
+    hidden = made.normalisation(made.train.inputs()) @ tensors["0.weight"].T + tensors["0.bias"]
+    torch.testing.assert_close(out["1.running_mean"], hidden.mean(0))
+    if chunk == 36:
+        torch.testing.assert_close(out["1.running_var"], hidden.var(0))
+    else:  # pooled over chunks: the correction for small samples differs a little
+        torch.testing.assert_close(out["1.running_var"], hidden.var(0), rtol=0.15, atol=0)
+    assert torch.equal(tensors["1.running_mean"], torch.zeros(5))  # the given ones are untouched
+    few = calibrated(architecture, tensors, batches, 9)
+    assert not torch.equal(few["1.running_mean"], out["1.running_mean"])
+
+
+def test_the_stored_statistics_are_those_of_the_final_subnet() -> None:
+    running = lesson(Residual(), (1, 6, 6), bits=3, private_bits=32)
+    while not running.finished:
+        running.epoch()
+    subnet = running.finish()
+    store = running.learner.store
+    tensors = store.tensors("a")
+    again = calibrated(store.architecture, tensors, running.training.train, None)
+    for name in store.architecture.statistics:
+        stored = subnet.private[name].decode()
+        torch.testing.assert_close(stored, again[name], rtol=1e-6, atol=1e-7)
+
+
+def test_reports_say_what_happened() -> None:
+    running = lesson(epochs=2)
+    one, two = running.epoch(), running.epoch()
+    assert (one.task, one.epoch, two.epoch, two.epochs) == ("a", 1, 2, 2)
+    assert one.is_best and one.loss > 0 and 0 <= one.valid_accuracy <= 1
+    assert running.training.progress.seconds >= two.seconds > 0
+
+
+def test_two_learners_side_by_side_do_not_meet() -> None:
+    """Lessons advanced in turn end as lessons run one after the other."""
+    alone = [lesson(Residual(), (1, 6, 6), seed=s) for s in (0, 1)]
+    for running in alone:
+        while not running.finished:
+            running.epoch()
+        running.finish()
+    turns = [lesson(Residual(), (1, 6, 6), seed=s) for s in (0, 1)]
+    while not turns[0].finished:
+        for running in turns:
+            running.epoch()
+    for one, two in zip(alone, turns, strict=True):
+        two.finish()
+        assert one.learner.store.digest("a") == two.learner.store.digest("a")
+    x, _ = data((1, 6, 6))
+    assert not torch.equal(alone[0].learner.logits("a", x), alone[1].learner.logits("a", x))
