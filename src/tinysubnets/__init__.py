@@ -30,9 +30,10 @@ if TYPE_CHECKING:
         TaskError,
         TinySubNetsError,
     )
-    from tinysubnets.experiment import Experiment, Plan
+    from tinysubnets.experiment import Experiment
     from tinysubnets.learners.settings import TSNSettings
     from tinysubnets.learners.tsn import Lesson, TaskReport, TinySubNets
+    from tinysubnets.plan import Plan
     from tinysubnets.pruning import PruningSettings
     from tinysubnets.recipe import Recipe
     from tinysubnets.run_folder import RunFolder
@@ -62,9 +63,10 @@ _PUBLIC = {
         "TaskError",
         "TinySubNetsError",
     ),
-    "experiment": ("Experiment", "Plan"),
+    "experiment": ("Experiment",),
     "learners.settings": ("TSNSettings",),
     "learners.tsn": ("Lesson", "TaskReport", "TinySubNets"),
+    "plan": ("Plan",),
     "pruning": ("PruningSettings",),
     "recipe": ("Recipe",),
     "run_folder": ("RunFolder",),

@@ -110,7 +110,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from tinysubnets import recipe
-    from tinysubnets.experiment import Experiment, Plan, default_folder
+    from tinysubnets.experiment import Experiment
+    from tinysubnets.plan import Plan, default_folder
     from tinysubnets.run_folder import RunFolder
 
     chosen = recipe.load(options.recipe, method=options.method, assignments=options.assignments)

@@ -16,72 +16,23 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from tinysubnets import learners, networks, results, scenarios
-from tinysubnets.architecture import Architecture
+from tinysubnets import learners, results, scenarios
 from tinysubnets.checkpoint import Checkpoint, Checkpoints, learner_state, restore_learner_
 from tinysubnets.errors import CapacityWarning, RunError
 from tinysubnets.learners.tsn import pick_device
 from tinysubnets.metrics import Probe, Row, measure_row
-from tinysubnets.recipe import Recipe, complete
-from tinysubnets.run_folder import FORMAT, RunFolder, explained
+from tinysubnets.plan import Plan, build_architecture
+from tinysubnets.run_folder import RunFolder, explained
 from tinysubnets.task import Task
 from tinysubnets.training import EpochReport
-from tinysubnets.version import __version__
 
-CHECKPOINT_SECONDS = 30.0
 # Below this many shared weights a second thread costs more than it brings, above all on a busy
 # machine.
 SMALL_NETWORK = 250_000
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be run: a recipe, a seed, and where.
-
-    `threads` None means one for small networks and torch's own choice for others.
-
-    `data` is the local folder of data sets. `checkpoint_seconds` is the least time between two
-    checkpoints within a task.
-    """
-
-    recipe: Recipe
-    seed: int = 0
-    device: str = "auto"
-    threads: int | None = None
-    data: str | None = None
-    checkpoint_seconds: float = CHECKPOINT_SECONDS
-
-    def as_dict(self) -> dict[str, Any]:
-        """The plan as `config.toml` has it: a recipe with a table [run]."""
-        run = {
-            "format": FORMAT,
-            "library": __version__,
-            "torch": torch.__version__,
-            "recipe": self.recipe.name,
-            "seed": self.seed,
-            "device": self.device,
-            "threads": self.threads,
-            "data": self.data,
-            "checkpoint_seconds": self.checkpoint_seconds,
-        }
-        values = self.recipe.as_dict()
-        plain = {k: values.pop(k) for k in ("scenario", "method")}
-        return plain | {"run": run} | values
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Plan:
-        """The plan of a `config.toml`."""
-        run = values["run"]
-        given: dict[str, Any] = {
-            k: None if run[k] == "none" else run[k]
-            for k in ("seed", "device", "threads", "data", "checkpoint_seconds")
-        }
-        return cls(complete(run["recipe"], values), **given)
 
 
 @dataclass(frozen=True)
@@ -139,7 +90,7 @@ class Experiment:
         self.probes = [probe for probe, _ in tasks]
         self.sizes = [sizes for _, sizes in tasks]
         shape = tuple(self.probes[0].data.inputs(slice(0, 1)).shape)
-        architecture = _architecture(recipe, shape, plan.seed)
+        architecture = build_architecture(recipe, shape, plan.seed)
         if plan.threads is None:
             small = architecture.num_shared < SMALL_NETWORK
             plan = replace(plan, threads=1 if small else torch.get_num_threads())
@@ -306,38 +257,3 @@ class Experiment:
             self.learner.save(folder)
         file = folder / "model.safetensors"
         return file.stat().st_size if file.exists() else None
-
-
-def _architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Architecture:
-    """The recipe's network; "auto" chooses one for the shape of the inputs."""
-    settings = {k: v for k, v in recipe.network.items() if k not in ("name", "head")}
-    name = str(recipe.network["name"])
-    if name == "auto":
-        name, settings = _network_for(shape, settings)
-    # Forked and seeded: weights of the network matter where learning starts from them.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        net = networks.build(name, **settings)
-    head = str(recipe.network.get("head", "fc"))
-    return Architecture(net, head, rebuild={"network": name, "settings": settings})
-
-
-def _network_for(shape: tuple[int, ...], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A network for inputs of that shape: convolutions for images, else fully connected."""
-    if len(shape) == 4 and shape[2] == shape[3] >= 18:
-        return "alexnet", {"in_channels": shape[1], "image_size": shape[2], "hidden": 512} | given
-    features = 1
-    for size in shape[1:]:
-        features *= size
-    return "mlp", {"in_features": features, "hidden": [100, 100]} | given
-
-
-def default_folder(recipe: Recipe, seed: int, base: str | Path = "runs") -> Path:
-    """The first unused folder `runs/<recipe>/<method>/seed-<n>`."""
-    stem = Path(recipe.name).stem if recipe.name.endswith(".toml") else recipe.name
-    first = Path(base) / stem.replace("/", "-") / recipe.method / f"seed-{seed}"
-    path, number = first, 1
-    while (path / "config.toml").exists():
-        number += 1
-        path = first.with_name(f"{first.name}-{number}")
-    return path

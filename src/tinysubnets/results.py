@@ -14,7 +14,7 @@ from tinysubnets import metrics
 from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
-    from tinysubnets.experiment import Plan
+    from tinysubnets.plan import Plan
 
 FORMAT = 1
 

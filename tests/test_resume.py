@@ -1,0 +1,282 @@
+"""Runs killed at many points go on from their checkpoint and end with the same numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from run_helpers import epochs, numbers, small_options, tsn
+from tinysubnets import checkpoint, recipe
+from tinysubnets.errors import RunError
+from tinysubnets.experiment import Experiment
+from tinysubnets.plan import Plan
+from tinysubnets.run_folder import RunFolder
+from tinysubnets.training import EpochReport
+
+# A process that kills itself at its n-th write of a file: before the write, after a part of it,
+# before or after the rename.
+KILLER = """
+import os, signal, sys
+from tinysubnets import run_folder
+from tinysubnets.cli import main
+where, count = sys.argv[1], int(sys.argv[2])
+sync, replace, calls = os.fsync, os.replace, {"sync": 0, "replace": 0}
+def die(name):
+    calls[name] += 1
+    if calls[name] == count and where.startswith(name):
+        os.kill(os.getpid(), signal.SIGKILL)
+def dying_sync(descriptor):
+    die("sync")
+    sync(descriptor)
+def dying_replace(old, new):
+    if where == "replaced":
+        replace(old, new)
+        die("replace")
+    else:
+        die("replace")
+        replace(old, new)
+os.fsync, os.replace = dying_sync, dying_replace
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+def plan(*more: str, method: str = "tsn") -> Plan:
+    """A run of a second, with a checkpoint after every epoch."""
+    given = small_options(*more)[1::2]
+    small = recipe.load("permuted-digits", method=method, assignments=given)
+    return Plan(small, seed=3, device="cpu", threads=1, checkpoint_seconds=0.0)
+
+
+def finish(experiment: Experiment) -> None:
+    for _ in experiment.steps():
+        pass
+
+
+def killed(where: str, count: int, *arguments: str) -> int:
+    """The exit status of a command that kills itself at its n-th write, or ends before that."""
+    process = subprocess.run(
+        [sys.executable, "-c", KILLER, where, str(count), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode in (0, -signal.SIGKILL), process.stderr
+    return process.returncode
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    with RunFolder(path) as folder:
+        finish(Experiment.begin(plan(), folder))
+    assert not (path / "checkpoint").exists()
+    return path
+
+
+def assert_same(path: Path, undisturbed: Path) -> None:
+    """The same numbers, the same epochs, the same model, and nothing left over."""
+    assert numbers(path) == numbers(undisturbed)
+    assert epochs(path) == epochs(undisturbed)
+    model = "model/model.safetensors"
+    assert (path / model).read_bytes() == (undisturbed / model).read_bytes()
+    left = {p.name for p in path.iterdir()}
+    assert left == {"config.toml", "log.txt", "metrics.jsonl", "result.json", "model"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "counts"),
+    [("sync", (2, 4, 3, 6, 5)), ("replace", (2, 1, 5, 4, 6)), ("replaced", (1, 3, 4, 6, 5))],
+)
+def test_killed_again_and_again(
+    where: str, counts: tuple[int, ...], tmp_path: Path, undisturbed: Path
+) -> None:
+    path = tmp_path / "run"
+    begin = ("run", "--out", str(path), "--seed", "3", "--device", "cpu", "--threads", "1")
+    begin += ("--checkpoint-seconds", "0", *small_options())
+    deaths = 0
+    for count in counts:
+        started = (path / "config.toml").exists()
+        status = killed(where, count, *(("resume", str(path)) if started else begin))
+        deaths += status != 0
+    while not (path / "result.json").exists():
+        assert tsn("resume", str(path)).returncode == 0
+    assert deaths >= 4
+    assert_same(path, undisturbed)
+
+
+@pytest.mark.slow
+def test_killed_by_the_clock(tmp_path: Path, undisturbed: Path) -> None:
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "tinysubnets", "run", "--out", str(path), "--seed", "3"]
+    command += ["--device", "cpu", "--threads", "1", "--checkpoint-seconds", "0", *small_options()]
+    for lines in (1, 4, 8):  # epochs after which the process dies, wherever it then is
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        tracked = path / "metrics.jsonl"
+        while process.poll() is None:
+            if tracked.exists() and tracked.read_bytes().count(b"\n") >= lines:
+                process.kill()
+            time.sleep(0.002)
+        command = [sys.executable, "-m", "tinysubnets", "resume", str(path)]
+    while not (path / "result.json").exists():
+        assert tsn("resume", str(path)).returncode == 0
+    assert_same(path, undisturbed)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_saved_between_two_steps(stop: int, tmp_path: Path, undisturbed: Path) -> None:
+    path = tmp_path / "run"
+    with RunFolder(path) as folder:
+        experiment = Experiment.begin(plan(), folder)
+        seen = 0
+        for event in experiment.steps():
+            seen += isinstance(event, EpochReport)
+            if seen == stop:
+                experiment.save_()
+                break
+    with RunFolder(path) as folder:
+        finish(Experiment.resume(folder))
+    assert_same(path, undisturbed)
+
+
+def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: Path) -> None:
+    path = tmp_path / "run"
+    with RunFolder(path) as folder:
+        experiment = Experiment.begin(plan(), folder)
+        folder.track({"epoch": "of a process that died"})
+        del experiment
+    with RunFolder(path) as folder:
+        finish(Experiment.resume(folder))
+    assert_same(path, undisturbed)
+
+
+@pytest.mark.parametrize("method", ["naive", "packnet", "tsn-wr-wpp"])
+def test_other_methods_go_on_too(method: str, tmp_path: Path) -> None:
+    for name in ("whole", "broken"):
+        with RunFolder(tmp_path / name) as folder:
+            steps = Experiment.begin(plan(method=method), folder).steps()
+            for number, _ in enumerate(steps):
+                if name == "broken" and number == 6:
+                    break
+            steps.close()
+    with RunFolder(tmp_path / "broken") as folder:
+        finish(Experiment.resume(folder))
+    assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, undisturbed: Path) -> None:
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "tinysubnets", "run", "--out", str(path), "--seed", "3"]
+    command += ["--device", "cpu", "--threads", "1", *small_options()]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while not (path / "metrics.jsonl").exists():
+        time.sleep(0.005)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert f"tsn resume {path}" in said
+    assert "Traceback" not in said
+    assert tsn("resume", str(path)).returncode == 0
+    assert_same(path, undisturbed)
+
+
+def test_nothing_to_resume(tmp_path: Path, undisturbed: Path) -> None:
+    with pytest.raises(RunError, match="finished"), RunFolder(undisturbed) as folder:
+        Experiment.resume(folder)
+    with pytest.raises(RunError, match=r"no config\.toml"), RunFolder(tmp_path) as folder:
+        Experiment.resume(folder)
+
+
+def broken_run(path: Path) -> Path:
+    """A run folder with a checkpoint."""
+    with RunFolder(path) as folder:
+        steps = Experiment.begin(plan(), folder).steps()
+        for _ in range(3):
+            next(steps)
+        steps.close()
+    assert (path / "checkpoint" / "state.json").exists()
+    return path
+
+
+def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    path = broken_run(tmp_path / "run")
+    file = next((path / "checkpoint").glob("lesson-*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(RunError, match="damaged"), RunFolder(path) as folder:
+        Experiment.resume(folder)
+
+
+def test_run_of_another_version_is_refused_unchanged(tmp_path: Path) -> None:
+    path = broken_run(tmp_path / "run")
+    text = (path / "config.toml").read_text(encoding="utf-8")
+    (path / "config.toml").write_text(text.replace("format = 1", "format = 2"), encoding="utf-8")
+    before = sorted((p.name, p.stat().st_size) for p in path.rglob("*") if p.name != ".lock")
+    with pytest.raises(RunError, match="format 2"), RunFolder(path) as folder:
+        Experiment.resume(folder)
+    after = sorted((p.name, p.stat().st_size) for p in path.rglob("*") if p.name != ".lock")
+    assert after == before
+    state = path / "checkpoint" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 2}))
+    with pytest.raises(RunError, match="format 2"):
+        checkpoint.Checkpoints(path).load()
+
+
+def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
+    path = broken_run(tmp_path / "run")
+    names = sorted(p.name.split("-")[0] for p in (path / "checkpoint").iterdir())
+    assert names == ["learned", "lesson", "state.json"]
+
+
+def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
+    path = broken_run(tmp_path / "run")
+    for file in (path / "checkpoint").iterdir():
+        assert file.suffix in (".json", ".safetensors")
+        assert b"\x80\x04\x95" not in file.read_bytes()[:8]
+
+
+def test_second_process_is_refused(tmp_path: Path) -> None:
+    with RunFolder(tmp_path):
+        said = tsn("run", "--out", str(tmp_path), *small_options())
+        assert said.returncode == 2
+        assert f"process {os.getpid()}" in said.stderr
+        assert "in use" in said.stderr
+        with pytest.raises(RunError, match="in use"):
+            RunFolder(tmp_path).__enter__()
+    with RunFolder(tmp_path):
+        pass  # free again
+
+
+def test_pack_gives_back_what_it_took() -> None:
+    import torch
+
+    from tinysubnets.subnet import Coded
+    from tinysubnets.task import Normalisation
+
+    value = {
+        "coded": (Coded(torch.tensor([0.5, -1.0]), torch.tensor([1, 0], dtype=torch.uint8), 1),),
+        "scale": Normalisation((0.1,), (2.0,), 2),
+        "bytes": b"\x00\xff",
+        "none": None,
+    }
+    tensors: dict = {}
+    plain = json.loads(json.dumps(checkpoint.pack(value, tensors)))
+    back = checkpoint.unpack(plain, tensors)
+    assert torch.equal(back["coded"][0].decode(), value["coded"][0].decode())
+    assert back["scale"] == value["scale"]
+    assert (back["bytes"], back["none"]) == (b"\x00\xff", None)
+    with pytest.raises(KeyError):
+        checkpoint.unpack({"$": "Popen", "fields": {}}, {})
