@@ -78,8 +78,11 @@ def post_prune(
     magnitude = layout.sum(candidate.values.abs())
     picks = seeds.uniform(settings.iterations, *path, "pruning")
     kept = 0
+    undone: set[int] = set()  # layers whose step would be the same as one that was undone
     for pick in picks:
         tensor = int(pick * len(layout.block_segments))
+        if tensor in undone:
+            continue
         trial = _dropped(
             best, candidate.owned, magnitude, layout.block_segments[tensor], settings.step
         )
@@ -91,6 +94,9 @@ def post_prune(
         )
         if trial_gamma > gamma:
             best, gamma, accuracy, kept = trial, trial_gamma, trial_accuracy, kept + 1
+            undone.clear()
+        else:
+            undone.add(tensor)
     return Pruned(best, kept, accuracy)
 
 
