@@ -1,4 +1,9 @@
-"""Task similarity: small statistics of a task's inputs and the divergence between two tasks."""
+"""Task similarity: small statistics of a task's inputs and the divergence between two tasks.
+
+A task is summed up by a diagonal Gaussian over pooled inputs or a histogram over hashed tokens. The
+divergence is the symmetrised Kullback-Leibler divergence, as a mean over dimensions, in units of
+what two samples of one task show by chance: about 1 means "as alike as one task is to itself".
+"""
 
 from __future__ import annotations
 
@@ -10,23 +15,34 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool1d
 
 from tinysubnets import seeds
 from tinysubnets.errors import TaskError
 
-GRID = 8
-GROUPS = 64
-BINS = 64
-HALVINGS = 16
-VARIANCE_FLOOR = 1e-2
-SMOOTHING = 0.5
+GRID = 8  # cells per spatial axis of an image
+GROUPS = 64  # groups of a vector
+BINS = 64  # bins for hashed tokens
+HALVINGS = 16  # random halvings that the noise floor is averaged over
+VARIANCE_FLOOR = 0.05  # share of the typical variance that every variance is raised by
+SMOOTHING = 0.5  # added to every count of a histogram
+LARGEST_HALF = 65504.0
+
+Kind = Literal["gaussian", "histogram"]
+Description = tuple[Tensor, Tensor | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Statistics:
-    """What is kept of a task's samples: a diagonal Gaussian or a histogram, and its noise floor."""
+    """What is kept of a task's samples: their distribution and its noise floor.
 
-    kind: Literal["gaussian", "histogram"]
+    `mean` holds the means of a Gaussian or the probabilities of a histogram; it and `variance` are
+    float32 tensors of numbers that float16 can hold. `floor` is the divergence to expect between
+    two samples of this size from one source: half the mean divergence between random halves,
+    because a half has twice the sampling noise.
+    """
+
+    kind: Kind
     mean: Tensor
     variance: Tensor | None
     floor: float
@@ -34,66 +50,86 @@ class Statistics:
 
 
 def summarise(samples: Tensor, *, tokens: bool, seed: int | Sequence[int | str] = 0) -> Statistics:
-    """The statistics of raw inputs [n, ...]; `seed` (or key parts) draws the random halves."""
+    """The statistics of raw inputs [n, ...]; the path `seed` draws the random halves.
+
+    Bytes count as fractions of 255. Images [n, channels, ...] are averaged to at most 8 cells per
+    spatial axis, vectors to at most 64 groups; tokens are counted in 64 hashed bins.
+    """
     if len(samples) < 2:
-        raise TaskError(f"{len(samples)} samples were given; a divergence needs at least 2.")
-    parts = (seed,) if isinstance(seed, int) else tuple(seed)
-    features = _token_counts(samples) if tokens else _pool(samples)
-    kind: Literal["gaussian", "histogram"] = "histogram" if tokens else "gaussian"
-    mean, variance = _describe(features, kind)
-    floors = []
+        raise TaskError(
+            f"a task cannot be compared by {len(samples)} samples: give at least 2,"
+            " or keep no task memory."
+        )
+    path = (seed,) if isinstance(seed, int) else tuple(seed)
+    kind: Kind = "histogram" if tokens else "gaussian"
+    features = _token_counts(samples.cpu()) if tokens else _pool(samples.cpu())
+    half, noise = len(features) // 2, 0.0
     for i in range(HALVINGS):
-        order = np.argsort(seeds.uniform(len(features), *parts, "halves", i), kind="stable")
-        half = len(order) // 2
-        one, two = torch.from_numpy(order[:half].copy()), torch.from_numpy(order[half:].copy())
-        floors.append(_compare(_describe(features[one], kind), _describe(features[two], kind)))
-    return Statistics(kind, mean, variance, sum(floors) / len(floors), len(samples))
+        ranks = seeds.uniform(len(features), *path, "half", i)
+        order = torch.from_numpy(np.argsort(ranks, kind="stable"))
+        one, other = features[order[:half]], features[order[half:]]
+        noise += _compare(_describe(one, kind), _describe(other, kind))
+    return Statistics(kind, *_describe(features, kind), noise / HALVINGS / 2, len(samples))
 
 
 def divergence(a: Statistics, b: Statistics) -> float:
-    """The symmetrised KL divergence in units of the noise floor; about 1 for two like tasks."""
+    """The divergence of two tasks in units of their noise floor; infinite where shapes differ."""
     if a.kind != b.kind or a.mean.shape != b.mean.shape:
         return inf
-    floor = (a.floor + b.floor) / 2
-    return _compare((a.mean, a.variance), (b.mean, b.variance)) / max(floor, 1e-12)
+    distance = _compare((a.mean, a.variance), (b.mean, b.variance))
+    return distance / max((a.floor + b.floor) / 2, 1e-12)
 
 
 def _pool(samples: Tensor) -> Tensor:
-    """Features [n, d]: images averaged to at most 8 x 8 per channel, vectors to 64 groups."""
-    scaled = samples.float() / 255 if samples.dtype == torch.uint8 else samples.float()
-    if scaled.ndim <= 2:
-        flat = scaled.reshape(len(scaled), 1, -1)
-        groups = min(GROUPS, flat.shape[-1])
-        return torch.nn.functional.adaptive_avg_pool1d(flat, groups).flatten(1)
-    for axis in range(2, scaled.ndim):
-        moved = scaled.movedim(axis, -1)
-        shape = moved.shape[:-1]
-        size = min(GRID, moved.shape[-1])
-        pooled = torch.nn.functional.adaptive_avg_pool1d(moved.reshape(1, -1, moved.shape[-1]), size)
-        scaled = pooled.reshape(*shape, size).movedim(-1, axis)
-    return scaled.flatten(1)
+    """Features [n, dimensions]: averages over cells, with large numbers drawn together.
+
+    x becomes 2 (sqrt(1 + |x|) - 1) with its sign: the same near 0, yet squares of unscaled columns
+    still fit in float16.
+    """
+    cells = samples.double() / (255 if samples.dtype == torch.uint8 else 1)
+    if cells.ndim <= 2:
+        cells, sizes = cells.reshape(len(cells), 1, -1), [GROUPS]
+    else:
+        sizes = [GRID] * (cells.ndim - 2)
+    for axis, size in enumerate(sizes, start=2):
+        line = cells.movedim(axis, -1)
+        if line.shape[-1] > size:
+            pooled = adaptive_avg_pool1d(line.reshape(1, -1, line.shape[-1]), size)
+            cells = pooled.reshape(*line.shape[:-1], size).movedim(-1, axis)
+    flat = cells.flatten(1)
+    return flat.sign() * 2 * ((1 + flat.abs()).sqrt() - 1)
 
 
 def _token_counts(samples: Tensor) -> Tensor:
-    """Counts [n, 64] of hashed tokens."""
-    hashed = (samples.flatten(1).long() * 0x9E3779B1 >> 16) % BINS
-    return torch.zeros(len(samples), BINS).scatter_add_(1, hashed, torch.ones_like(hashed).float())
+    """Counts [n, 64] of each sample's tokens in hashed bins."""
+    hashed = (samples.long().reshape(len(samples), -1) * 0x9E3779B1 >> 16) % BINS
+    counts = torch.zeros(len(samples), BINS, dtype=torch.float64)
+    return counts.scatter_add_(1, hashed, torch.ones_like(hashed, dtype=torch.float64))
 
 
-def _describe(features: Tensor, kind: str) -> tuple[Tensor, Tensor | None]:
-    """Mean and variance, or smoothed frequencies, as numbers that float16 can hold."""
+def _describe(features: Tensor, kind: Kind) -> Description:
+    """Means and variances, or smoothed probabilities, as numbers that float16 can hold."""
     if kind == "histogram":
         counts = features.sum(0) + SMOOTHING
-        return (counts / counts.sum()).half().float(), None
-    variance = features.var(0, correction=0)
-    return features.mean(0).half().float(), variance.half().float()
+        return _half(counts / counts.sum()).clamp_min(2.0**-24), None
+    return _half(features.mean(0)), _half(features.var(0, correction=0))
 
 
-def _compare(a: tuple[Tensor, Tensor | None], b: tuple[Tensor, Tensor | None]) -> float:
-    """The symmetrised KL divergence, as a mean over dimensions."""
-    (p, v), (q, w) = a, b
+def _half(values: Tensor) -> Tensor:
+    """Rounded to the nearest finite float16."""
+    return values.clamp(-LARGEST_HALF, LARGEST_HALF).half().float()
+
+
+def _compare(a: Description, b: Description) -> float:
+    """The symmetrised Kullback-Leibler divergence, as a mean over dimensions.
+
+    Variances are raised by a share of the dimension's and of the typical variance of both tasks:
+    a pixel that never changes must not decide alone, whatever the unit of the inputs.
+    """
+    (p, v), (q, w) = ((m.double(), None if s is None else s.double()) for m, s in (a, b))
     if v is None or w is None:
-        return float(((p - q) * (p / q).log()).sum() / p.numel())
-    v, w = v + VARIANCE_FLOOR, w + VARIANCE_FLOOR
-    gap = (p - q).square()
+        return float(((p - q) * (p / q).log()).mean() / 2)
+    pooled = (v + w) / 2
+    raised = VARIANCE_FLOOR * (pooled + pooled.median()) + 1e-12
+    v, w, gap = v + raised, w + raised, (p - q).square()
     return float(((v + gap) / w + (w + gap) / v - 2).mean() / 4)
