@@ -21,8 +21,8 @@ ORDER = """
     batches validation capture dense_module task_module training stacked pruning
     learners
     data scenarios metrics fixed_point operations
-    run_folder recipe plan checkpoint results experiment runs report paper display compare
-    model_commands report_commands cli __main__
+    run_folder recipe plan checkpoint results experiment runs report paper display tracking compare
+    run_commands model_commands report_commands cli __main__
 """.split()  # packages count as one module; inside them anything goes
 PLACE = {name: place for place, name in enumerate(ORDER)}
 
