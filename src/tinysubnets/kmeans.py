@@ -31,11 +31,13 @@ def atoms(numbers: np.ndarray, cells: int, k: int) -> Atoms:
         scale = np.median(np.abs(sample - middle)) or np.std(sample)
         scale = max(scale, np.float32(1e-12) * np.abs(ends).max(), np.float32(1e-30))
         low, high = np.arcsinh(ends / scale)
-        curve = np.arcsinh((numbers - middle) / scale)
+        curve = numbers - middle
+        curve /= scale
+        np.arcsinh(curve, out=curve)
         curve -= low
         curve *= np.float32((cells - 0.5) / max(high - low, 1e-30))
         np.clip(curve, 0, cells - 1, out=curve)
-        cell = curve.astype(np.int32)
+        cell = curve.astype(np.intp)
         count = np.bincount(cell, minlength=cells)
         used = count > 0
         if np.count_nonzero(used) >= 16 * k:
