@@ -165,12 +165,12 @@ class Task:
         """
         source = checked_inputs(name, DatasetInputs(train))
         numbers, classes = remapped_labels(name, dataset_labels(train), len(source))
-        pairs = [
+        valid, test = (
             (DatasetInputs(v), dataset_labels(v)) if hasattr(v, "__getitem__") else v
             for v in (valid, test)
-        ]
+        )
         data = (source, numbers, classes)
-        return _assemble(cls, name, data, *pairs, seed, normalisation, class_weights)
+        return _assemble(cls, name, data, valid, test, seed, normalisation, class_weights)
 
 
 def _assemble(
