@@ -92,8 +92,8 @@ class SubnetStore:
             self.layout,
             subnet.bank,
             len(self.subnets),
-            [m.packed_mask for m in members],
-            self.banks[subnet.bank].owned.numpy(),
+            {i: m.packed_mask for i, m in enumerate(members)},
+            np.packbits(self.banks[subnet.bank].owned.numpy(), bitorder="little"),
         )
         return code_mask(subnet.mask.numpy(), place, seed)
 
@@ -147,7 +147,9 @@ class SubnetStore:
             node = graph.call_function(torch.sub, (node, graph.get_attr("mean")))
             node = graph.call_function(torch.mul, (node, graph.get_attr("factor")))
         else:
-            node = graph.call_method("long", (node,))  # tokens of any integer type
+            # Tokens of any integer type, or numbers that are left as they are.
+            embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in net.modules())
+            node = graph.call_method("long" if embeds else "float", (node,))
         graph.output(graph.call_module("network", (node,)))
         return torch.fx.GraphModule(root, graph).eval()
 
@@ -167,14 +169,14 @@ class SubnetStore:
 
     def density(self, task: str) -> float:
         """The share of shared weights that the task's mask keeps."""
-        mask = self.subnet(task).mask
-        return float(self.layout.block_sizes[mask].sum()) / self.layout.num_weights
+        mask = self.layout.expand(self.subnet(task).mask)
+        return int(torch.count_nonzero(mask)) / self.layout.num_weights
 
     def ledger(self) -> Ledger:
         """What the saved model weighs, in bits, line by line and task by task."""
-        from tinysubnets.artifact import ledger_of_file
+        from tinysubnets import artifact
 
-        return ledger_of_file(self)
+        return artifact.encode(self).ledger
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the model into a folder, atomically; returns the path of its file."""

@@ -29,7 +29,9 @@ class Coded:
 
     def decode(self) -> Tensor:
         """The values that the codes stand for, as a float32 vector."""
-        return self.values if self.codes is None else self.values[self.codes.long()]
+        if self.codes is None:
+            return self.values
+        return torch.index_select(self.values, 0, self.codes.int())
 
     def __len__(self) -> int:
         return len(self.values) if self.codes is None else len(self.codes)

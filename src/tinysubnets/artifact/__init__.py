@@ -3,14 +3,14 @@
 from tinysubnets.artifact.container import FILE_NAME, VERSION, ModelFile, model_path
 from tinysubnets.artifact.folder import load, save
 from tinysubnets.artifact.reader import Contents, read_contents
-from tinysubnets.artifact.writer import ledger_of_file
+from tinysubnets.artifact.writer import encode
 
 __all__ = [
     "FILE_NAME",
     "VERSION",
     "Contents",
     "ModelFile",
-    "ledger_of_file",
+    "encode",
     "load",
     "model_path",
     "read_contents",

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from tinysubnets.capacity import Entry
+from tinysubnets.capacity import Entry, Ledger
 
 if TYPE_CHECKING:
     from tinysubnets.store import SubnetStore
 
 
-def model_card(store: SubnetStore) -> str:
+def model_card(store: SubnetStore, ledger: Ledger) -> str:
     """The README of a model folder: tasks, accuracies and the ledger."""
-    ledger = store.ledger()
     lines = [
         "---",
         "library_name: tinysubnets",

@@ -46,6 +46,7 @@ def parse(text: str | bytes, what: str) -> Any:
     try:
         value = json.loads(text, parse_constant=_refuse)
         again = canonical(value)
+        again.encode()  # fails for half a character
     except (ValueError, RecursionError):
         raise DamageError(f"the {what} is not valid JSON.") from None
     if again != (text if isinstance(text, str) else text.decode()):
@@ -131,6 +132,12 @@ class ModelFile:
         """The length of a section."""
         return self._table[kind, task][1]
 
+    def peek(self, kind: str, task: int, count: int) -> bytes:
+        """The first bytes of a section, unchecked; for planning only."""
+        start, size, _ = self._table[kind, task]
+        self._file.seek(start)
+        return self._file.read(min(count, size))
+
     def section(self, kind: str, task: int = 0) -> bytes:
         """The bytes of a section, read and checked."""
         start, size, expected = self._table[kind, task]
@@ -198,7 +205,7 @@ def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], dict[str, int], s
     if not isinstance(metadata, dict) or not isinstance(metadata.get(KEY), str):
         raise FormatError(f"a safetensors file, but without the metadata {KEY!r}: not of ours.")
     text, value = metadata[KEY], metadata.get(HASH_KEY)
-    if digest(text.encode("utf-8", "replace"), "config").hex() != value:
+    if digest(text.encode("utf-8", "surrogatepass"), "config").hex() != value:
         raise DamageError("the config in the header has been altered.")
     config = parse(text, "config")
     version = config.get("format") if isinstance(config, dict) else None

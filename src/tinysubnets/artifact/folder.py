@@ -20,7 +20,7 @@ from tinysubnets.artifact.card import model_card
 from tinysubnets.artifact.container import FILE_NAME, ModelFile, model_path
 from tinysubnets.artifact.networks import architecture_for
 from tinysubnets.artifact.reader import read_contents
-from tinysubnets.artifact.writer import file_parts
+from tinysubnets.artifact.writer import encode
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError
 from tinysubnets.layout import Layout
 from tinysubnets.store import SubnetStore
@@ -46,17 +46,17 @@ def save(store: SubnetStore, folder: str | os.PathLike[str]) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     if not target.is_dir():
         raise ArtifactError(f"{target} is not a folder.")
-    parts = file_parts(store)
-    identity = _identity_of(parts[0])
+    encoded = encode(store)
+    identity = _identity_of(encoded.parts[0])
     path = target / FILE_NAME
     with _locked(target):
         _check_conflict(path, store, identity)
-        replace_file(path, parts)
+        replace_file(path, encoded.parts)
         store.saved_as = identity
         with ModelFile(path) as file:
             config = json.dumps(file.config, indent=2, ensure_ascii=False) + "\n"
         replace_file(target / "config.json", [config.encode()])
-        replace_file(target / "README.md", [model_card(store).encode()])
+        replace_file(target / "README.md", [model_card(store, encoded.ledger).encode()])
     return path
 
 

@@ -12,7 +12,8 @@ import torch
 
 from tinysubnets.architecture import Architecture, Specification
 from tinysubnets.artifact.container import VERSION
-from tinysubnets.errors import DamageError
+from tinysubnets.artifact.memory import DTYPES, MAX_DIMENSIONS
+from tinysubnets.errors import ArchitectureError, DamageError
 from tinysubnets.layout import Layout
 from tinysubnets.subnet import Subnet
 from tinysubnets.task import Label, Normalisation
@@ -22,20 +23,7 @@ if TYPE_CHECKING:
     from tinysubnets.store import SubnetStore
 
 MAX_NUMEL = 1 << 40
-MAX_DIMENSIONS = 8
 FEW = 4  # a normalisation of so many channels stands in the config, a longer one in its section
-DTYPES = {
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "bool": torch.bool,
-    "u8": torch.uint8,
-    "i8": torch.int8,
-    "i16": torch.int16,
-    "i32": torch.int32,
-    "i64": torch.int64,
-}
 
 
 @dataclass(frozen=True)
@@ -130,6 +118,9 @@ def _architecture(architecture: Architecture) -> dict[str, Any]:
         shape = [0, *s.shape[1:]] if s.name in architecture.output else list(s.shape)
         private.append([s.name, shape] if s.constant is None else [s.name, shape, s.constant])
     names = {dtype: name for name, dtype in DTYPES.items()}
+    strange = [n for n, t in architecture.constants.items() if t.dtype not in names]
+    if strange:
+        raise ArchitectureError(f"buffers of a type that cannot be stored: {', '.join(strange)}.")
     out: dict[str, Any] = {
         "head": architecture.head,
         "shared": [[s.name, list(s.shape)] for s in architecture.shared],

@@ -93,9 +93,7 @@ def _take_constants(architecture: Architecture, contents: Contents) -> None:
         for part in (contents.constants, architecture.constants)
     ]
     if sides[0] != sides[1]:
-        raise MismatchError(
-            f"constant buffers differ:\n  model   {sides[0]}\n  network {sides[1]}"
-        )
+        raise MismatchError(f"constant buffers differ:\n  model   {sides[0]}\n  network {sides[1]}")
     architecture.constants = {n: contents.constants[n] for n in architecture.constants}
 
 
@@ -148,16 +146,25 @@ def _at_most(count: int) -> Iterator[None]:
 
 def _filled(net: nn.Module, manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
     """The network with the recorded constants; matrices stay untouched and so cost no memory."""
-    net = net.to_empty(device="cpu")
     start = {s.name: s.constant for s in manifest.private}
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            constant = start.get(name)
-            if constant is not None:
-                parameter.fill_(constant)
-        for name, buffer in net.named_buffers():
-            if name in constants and buffer.shape == constants[name].shape:
-                buffer.copy_(constants[name])
-            else:
-                buffer.zero_()
+    places: dict[
+        int, nn.Parameter
+    ] = {}  # not `to_empty`, which first imports half a second of code
+    for prefix, module in net.named_modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in places:
+                    constant = start.get(f"{prefix}.{leaf}" if prefix else leaf)
+                    values = torch.empty(parameter.shape)
+                    places[id(parameter)] = nn.Parameter(
+                        values if constant is None else values.fill_(constant)
+                    )
+                module._parameters[leaf] = places[id(parameter)]
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None:
+                known = constants.get(f"{prefix}.{leaf}" if prefix else leaf)
+                fits = known is not None and known.shape == buffer.shape
+                module._buffers[leaf] = (
+                    known if fits else torch.zeros(buffer.shape, dtype=buffer.dtype)
+                )
     return net

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tinysubnets.artifact.container import ModelFile, parse
-from tinysubnets.artifact.manifest import DTYPES, Manifest, TaskEntry, manifest_of
+from tinysubnets.artifact.container import ModelFile
+from tinysubnets.artifact.manifest import Manifest, TaskEntry, manifest_of
+from tinysubnets.artifact.masks import Plan, read_coded_mask
+from tinysubnets.artifact.memory import read_memory, read_raw
+from tinysubnets.artifact.records import read_records
 from tinysubnets.artifact.values import read_own, read_tensor
 from tinysubnets.artifact.wire import Reader
-from tinysubnets.artifact.writer import MEMORY_KINDS, SAMPLES
 from tinysubnets.bank import Bank
-from tinysubnets.divergence import Statistics
 from tinysubnets.errors import DamageError, TaskError, unknown
-from tinysubnets.mask_references import MAX_MAGNITUDE, MAX_SCORE_REFERENCES, Place, read_mask
+from tinysubnets.layout import Layout
+from tinysubnets.mask_references import MAX_SCORE_REFERENCES, Place, read_mask, unpack
 from tinysubnets.subnet import FREE_SCORES, SCORES, BankDecision, Coded, CodedMask, Subnet
 from tinysubnets.task import Normalisation
 
@@ -43,115 +44,128 @@ def read_contents(file: ModelFile, only: str | None = None) -> Contents:
     names = [t.name for t in manifest.tasks]
     if only is not None and only not in names:
         raise TaskError(unknown("task", only, names))
-    last = len(names) if only is None else names.index(only) + 1
     with _at("the records"):
-        records = _records(file.section("records"), len(names))
-    bank = None if only is None else manifest.tasks[last - 1].bank
-    walk = _Walk(file, manifest, records["tasks"])
-    for number in range(last):
-        if bank is None or manifest.tasks[number].bank == bank:
-            walk.task(number, private=only is None or number == last - 1)
-    banks = [walk.bank(i) for i in range(manifest.num_banks)]
-    if only is not None:
-        kept = walk.subnets[only]
-        values = manifest.layout.expand(kept.mask)
-        mine = banks[kept.bank]
-        mine.values = torch.where(values, mine.values, torch.zeros(()))
-        mine.owned = kept.mask
+        settings, records = read_records(Reader(file.section("records"), "records"), len(names))
     with _at("the constants"):
-        constants = _constants(Reader(file.section("constants"), "constants"), manifest)
-    return Contents(manifest, records["settings"], constants, banks, walk.subnets)
+        data = Reader(file.section("constants"), "constants")
+        constants = {name: read_raw(data, kind, shape) for name, kind, shape in manifest.constants}
+        data.done()
+    walk = _Walk(file, manifest, Plan(file, manifest, only), records)
+    for number in walk.plan.numbers:
+        walk.task(number)
+    banks = [
+        walk.banks[i].finished(only is not None) if i in walk.banks else _absent(manifest.layout)
+        for i in range(manifest.num_banks)
+    ]
+    return Contents(manifest, settings, constants, banks, walk.subnets)
+
+
+class _GrowingBank:
+    """A bank being read: its values, its owned set and its masks, the masks one bit per block."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.values = np.zeros(layout.num_weights, np.float32)
+        self.owned = np.zeros(-(-layout.num_blocks // 8), np.uint8)
+        self.members: dict[int, np.ndarray] = {}
+        self.num_score_references = 0
+        self.last = self.owned
+        self.recent: tuple[int, np.ndarray] | None = None
+
+    def new_weights(self, packed: np.ndarray) -> np.ndarray:
+        """The positions of the weights that a mask takes and nobody owns yet."""
+        new = packed & ~self.owned
+        if not self.layout.is_identity:
+            blocks = torch.from_numpy(unpack(new, self.layout.num_blocks))
+            return np.flatnonzero(self.layout.expand(blocks).numpy())
+        # Mostly few are new: look at the bytes that hold some, not at every bit.
+        where = np.flatnonzero(new != 0)
+        bits = np.flatnonzero(np.unpackbits(new[where], bitorder="little").view(np.bool_))
+        return where[bits >> 3] * 8 + (bits & 7)
+
+    def finished(self, last_only: bool) -> Bank:
+        """The bank; with nothing in it but the last mask's weights where only that is wanted."""
+        bank = Bank.__new__(Bank)
+        bank.layout, bank.values = self.layout, torch.from_numpy(self.values)
+        kept = self.last if last_only else self.owned
+        bank.owned = torch.from_numpy(unpack(kept, self.layout.num_blocks))
+        if last_only:
+            np.copyto(self.values, 0, where=~self.layout.expand(bank.owned).numpy())
+        return bank
+
+
+def _absent(layout: Layout) -> Bank:
+    """A bank that nothing was read of; it takes no memory."""
+    bank = Bank.__new__(Bank)
+    bank.layout, bank.values = layout, torch.zeros(1).expand(layout.num_weights)
+    bank.owned = torch.zeros(1, dtype=torch.bool).expand(layout.num_blocks)
+    return bank
 
 
 class _Walk:
     """The tasks of a file read one after the other, as they were learned."""
 
-    def __init__(self, file: ModelFile, manifest: Manifest, records: list[dict[str, Any]]) -> None:
-        self.file, self.manifest, self.records = file, manifest, records
+    def __init__(
+        self, file: ModelFile, manifest: Manifest, plan: Plan, records: list[dict[str, Any]]
+    ) -> None:
+        self.file, self.manifest, self.plan, self.records = file, manifest, plan, records
         self.layout = manifest.layout
-        self.values: dict[int, np.ndarray] = {}
-        self.owned: dict[int, np.ndarray] = {}
-        self.members: dict[int, list[np.ndarray]] = {}
-        self.score_references: dict[int, int] = {}
+        self.banks: dict[int, _GrowingBank] = {}
         self.subnets: dict[str, Subnet] = {}
 
-    def task(self, number: int, private: bool) -> None:
+    def task(self, number: int) -> None:
         """Read a task's mask and own weights; its private parts and a subnet where wanted."""
         entry = self.manifest.tasks[number]
-        bank = entry.bank
-        if bank not in self.values:
-            self.values[bank] = np.zeros(self.layout.num_weights, np.float32)
-            self.owned[bank] = np.zeros(self.layout.num_blocks, np.bool_)
-            self.members[bank] = []
+        if entry.bank not in self.banks:
+            self.banks[entry.bank] = _GrowingBank(self.layout)
+        bank = self.banks[entry.bank]
         with _at(f"task {entry.name!r}"):
-            coded, mask = self._mask(number, entry)
-            own = self._own(number, entry, mask)
-            self.members[bank].append(np.packbits(mask, bitorder="little"))
-            self.owned[bank] |= mask
-            if private:
-                self.subnets[entry.name] = self._subnet(number, entry, coded, mask, own)
+            coded, mask = self._mask(number, entry, bank)
+            packed = np.packbits(mask, bitorder="little")
+            own = self._own(number, entry, bank, packed)
+            bank.last, bank.owned = packed, bank.owned | packed
+            bank.members[self.plan.members[number]] = packed
+            bank.recent = self.plan.members[number], mask
+            for member in self.plan.done_with(number):
+                del bank.members[member]
+            if self.plan.is_wanted(number):
+                self.subnets[entry.name] = self._subnet(number, coded, mask, own)
 
-    def bank(self, number: int) -> Bank:
-        """A bank with what has been read; one that no task read needs takes no memory."""
-        bank = Bank.__new__(Bank)
-        bank.layout = self.layout
-        if number in self.values:
-            bank.values = torch.from_numpy(self.values[number])
-            bank.owned = torch.from_numpy(self.owned[number])
-        else:
-            bank.values = torch.zeros(1).expand(self.layout.num_weights)
-            bank.owned = torch.zeros(1, dtype=torch.bool).expand(self.layout.num_blocks)
-        return bank
-
-    def _mask(self, number: int, entry: TaskEntry) -> tuple[CodedMask, np.ndarray]:
+    def _mask(
+        self, number: int, entry: TaskEntry, bank: _GrowingBank
+    ) -> tuple[CodedMask, np.ndarray]:
         data = Reader(self.file.section("masks", number), "mask")
-        kind = data.varint(1 << 20)
-        seed, magnitudes = 0, []
-        if kind in (SCORES, FREE_SCORES):
-            used = self.score_references.get(entry.bank, 0) + 1
-            if used > MAX_SCORE_REFERENCES:
-                raise data.damage(f"more than {MAX_SCORE_REFERENCES} masks refer to scores.")
-            self.score_references[entry.bank] = used
-            seed = int.from_bytes(data.raw(8), "little")
-            for _ in self.layout.shared:
-                magnitudes.append(int.from_bytes(data.raw(4), "little"))
-            if max(magnitudes) > MAX_MAGNITUDE + 1:
-                raise data.damage("a score larger than any there is.")
-        coded = CodedMask(kind, data.rest(), seed, tuple(magnitudes))
-        place = Place(
-            self.layout, entry.bank, number, self.members[entry.bank], self.owned[entry.bank]
-        )
+        coded = read_coded_mask(data, len(self.layout.shared))
+        bank.num_score_references += coded.reference in (SCORES, FREE_SCORES)
+        if bank.num_score_references > MAX_SCORE_REFERENCES:
+            raise data.damage(f"more than {MAX_SCORE_REFERENCES} masks refer to scores.")
+        place = Place(self.layout, entry.bank, number, bank.members, bank.owned, bank.recent)
         return coded, read_mask(coded, place)
 
-    def _own(self, number: int, entry: TaskEntry, mask: np.ndarray) -> tuple[Coded, ...]:
+    def _own(
+        self, number: int, entry: TaskEntry, bank: _GrowingBank, packed: np.ndarray
+    ) -> tuple[Coded, ...]:
         """The task's own weights, which go to their places in the bank."""
-        new = self.layout.expand(torch.from_numpy(mask & ~self.owned[entry.bank])).numpy()
-        counts = [int(np.count_nonzero(new[i:j])) for i, j in self.layout.segments]
-        if entry.one_codebook:
-            counts = [sum(counts)]
+        new = bank.new_weights(packed)
+        ends = np.searchsorted(new, [stop for _, stop in self.layout.segments])
+        counts = [len(new)] if entry.one_codebook else np.diff(ends, prepend=0).tolist()
         data = self.file.section("codes", number), self.file.section("codebooks", number)
-        own = read_own(data, counts, f"task {number}")
-        if sum(counts):
-            self.values[entry.bank][new] = torch.cat([c.decode() for c in own]).numpy()
+        own = read_own(data, counts)
+        if len(new):
+            bank.values[new] = torch.cat([c.decode() for c in own]).numpy()
         return own
 
     def _subnet(
-        self,
-        number: int,
-        entry: TaskEntry,
-        coded: CodedMask,
-        mask: np.ndarray,
-        own: tuple[Coded, ...],
+        self, number: int, coded: CodedMask, mask: np.ndarray, own: tuple[Coded, ...]
     ) -> Subnet:
+        entry, record = self.manifest.tasks[number], self.records[number]
         normalisation, private = self._private(number, entry)
         data = Reader(self.file.section("memory", number), "memory")
-        memory, divergences = _memory(data, [t.name for t in self.manifest.tasks[:number]])
-        record = self.records[number]
+        memory, divergences = read_memory(data, [t.name for t in self.manifest.tasks[:number]])
         decision = None
         if "reason" in record:
-            decision = BankDecision(
-                entry.bank, record["reason"], divergences, record.get("nearest")
-            )
+            near = record.get("nearest")
+            decision = BankDecision(entry.bank, record["reason"], divergences, near)
         return Subnet(
             name=entry.name,
             classes=entry.classes,
@@ -193,90 +207,3 @@ def _at(place: str) -> Iterator[None]:
         yield
     except DamageError as error:
         raise DamageError(f"{place}: {error}") from None
-
-
-def _memory(
-    data: Reader, earlier: list[str]
-) -> tuple[Statistics | Tensor | None, dict[str, float]]:
-    """A task's memory, and its divergences from earlier tasks by name."""
-    if not data.data:
-        return None, {}
-    kind = data.byte()
-    memory: Statistics | Tensor | None = None
-    if kind == SAMPLES:
-        memory = _samples(data)
-    elif 1 <= kind <= len(MEMORY_KINDS):
-        memory = _statistics(data, MEMORY_KINDS[kind - 1])  # type: ignore[arg-type]
-    elif kind:
-        raise data.damage(f"unknown kind {kind} of memory.")
-    divergences: dict[str, float] = {}
-    while data.position < len(data.data):
-        task = data.varint(len(earlier) - 1)
-        divergences[earlier[task]] = float(data.floats(1, 32))
-    return memory, divergences
-
-
-def _statistics(data: Reader, kind: Literal["gaussian", "histogram"]) -> Statistics:
-    count = data.varint(1 << 40)
-    floor = float(np.frombuffer(data.raw(8), "<f8")[0])
-    size = data.varint(len(data.data))
-    parts = [
-        data.floats(size, 32 if data.byte() else 16) for _ in range(2 if kind == "gaussian" else 1)
-    ]
-    return Statistics(kind, parts[0], parts[1] if len(parts) > 1 else None, floor, count)
-
-
-def _samples(data: Reader) -> Tensor:
-    types = list(DTYPES.values())
-    number, dimensions = data.byte(), data.byte()
-    if number >= len(types) or dimensions > 8:
-        raise data.damage("samples of an unknown type.")
-    shape = [data.varint(1 << 31) for _ in range(dimensions)]
-    return tensor_of(data, types[number], shape)
-
-
-def tensor_of(data: Reader, dtype: torch.dtype, shape: list[int] | tuple[int, ...]) -> Tensor:
-    """The next values of a section as a tensor."""
-    raw = bytearray(data.raw(math.prod(shape) * dtype.itemsize))
-    if not raw:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def _constants(data: Reader, manifest: Manifest) -> dict[str, Tensor]:
-    out = {name: tensor_of(data, dtype, shape) for name, dtype, shape in manifest.constants}
-    data.done()
-    return out
-
-
-def _records(data: bytes, num_tasks: int) -> dict[str, Any]:
-    """The settings and what is known of each task."""
-    reader = Reader(data, "the records")
-    size = reader.varint((1 << 16) + (num_tasks << 13))
-    decoder = zlib.decompressobj(-15)
-    try:
-        text = decoder.decompress(reader.rest(), size + 1)
-    except zlib.error as error:
-        raise reader.damage(f"{error}.") from None
-    if len(text) != size or not decoder.eof or decoder.unused_data:
-        raise reader.damage(f"{size} bytes of text were expected.")
-    value = parse(text, "text of the records")
-    if not isinstance(value, dict) or not isinstance(value.get("settings"), dict):
-        raise reader.damage("no settings.")
-    tasks = value.get("tasks")
-    if not isinstance(tasks, list) or len(tasks) != num_tasks or not all(map(_is_record, tasks)):
-        raise reader.damage("not one valid record per task.")
-    return value
-
-
-def _is_record(value: Any) -> bool:
-    kinds: Mapping[str, Any] = {
-        "accuracy": (int, float),
-        "owned": (int, float),
-        "reason": str,
-        "nearest": str,
-    }
-    return isinstance(value, dict) and all(
-        k in kinds and isinstance(v, kinds[k]) and not isinstance(v, bool)
-        for k, v in value.items()
-    )

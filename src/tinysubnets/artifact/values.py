@@ -30,15 +30,13 @@ def write_own(own: Sequence[Coded]) -> tuple[bytes, bytes]:
     return codes.bytes(), books.bytes()
 
 
-def read_own(
-    data: tuple[bytes, bytes], counts: Sequence[int], where: str
-) -> tuple[Coded, ...]:
+def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[Coded, ...]:
     """The own weights of a task, `counts` of them per codebook."""
     if not any(counts):
         if data[0] or data[1]:
-            raise DamageError(f"{where}: codes for a task that owns no weight.")
+            raise DamageError("codes for a task that owns no weight.")
         return tuple(Coded(torch.zeros(0)) for _ in counts)
-    codes, books = Reader(data[0], f"{where}, codes"), Reader(data[1], f"{where}, codebooks")
+    codes, books = Reader(data[0], "codes"), Reader(data[1], "codebooks")
     out = [read_codes(codes, read_form(books), count) for count in counts]
     codes.done()
     books.done()

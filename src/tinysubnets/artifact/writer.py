@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import zlib
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tinysubnets.artifact.container import (
     COMMON,
+    HASH_BYTES,
     KINDS,
     Sections,
     assemble,
-    canonical,
-    index_of,
+    places,
 )
-from tinysubnets.artifact.manifest import DTYPES, FEW, config_of
+from tinysubnets.artifact.manifest import FEW, config_of
+from tinysubnets.artifact.masks import write_coded_mask
+from tinysubnets.artifact.memory import raw_bytes, write_memory
+from tinysubnets.artifact.records import write_records
 from tinysubnets.artifact.values import write_own, write_tensor
 from tinysubnets.artifact.wire import Writer
 from tinysubnets.capacity import Entry, Ledger
 from tinysubnets.errors import ArtifactError
-from tinysubnets.subnet import FREE_SCORES, SCORES, CodedMask, Subnet
+from tinysubnets.subnet import Subnet
 
 if TYPE_CHECKING:
     from tinysubnets.store import SubnetStore
 
-MEMORY_KINDS = ("gaussian", "histogram")  # 1 and 2; 0 is no memory, 3 samples
-SAMPLES = 3
+
+@dataclass(frozen=True)
+class Encoded:
+    """A store as bytes: the parts of its file, in order, and the ledger of what each takes."""
+
+    parts: list[bytes]
+    ledger: Ledger
 
 
-def file_parts(store: SubnetStore) -> list[bytes]:
-    """The bytes of a store's file, in parts, in order."""
-    return assemble(config_of(store), sections_of(store), len(store.subnets))
+def encode(store: SubnetStore) -> Encoded:
+    """The file of a store, and its ledger to the byte."""
+    sections = sections_of(store)
+    parts = assemble(config_of(store), sections, len(store.subnets))
+    return Encoded(parts, _ledger(store, sections, parts))
 
 
 def sections_of(store: SubnetStore) -> Sections:
@@ -45,16 +55,17 @@ def sections_of(store: SubnetStore) -> Sections:
         coded = subnet.coded_mask
         if coded is None:
             raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
-        parts = (codes, books, write_mask(coded), heads, private, _memory(subnet, numbers))
+        divergences = {} if subnet.decision is None else subnet.decision.divergences
+        memory = write_memory(subnet.memory, divergences, numbers)
+        parts = (codes, books, write_coded_mask(coded), heads, private, memory)
         for kind, data in zip(KINDS, parts, strict=True):
             out[kind].append(data)
-    return out | {"records": [_records(store)], "constants": [_constants(store)]}
+    records = write_records(store.settings, store.subnets.values())
+    constants = b"".join(raw_bytes(t) for t in store.architecture.constants.values())
+    return out | {"records": [records], "constants": [constants]}
 
 
-def ledger_of_file(store: SubnetStore) -> Ledger:
-    """The ledger of a store as its file has it, to the byte."""
-    sections = sections_of(store)
-    parts = assemble(config_of(store), sections, len(store.subnets))
+def _ledger(store: SubnetStore, sections: Sections, parts: list[bytes]) -> Ledger:
     index = _index_bytes(sections, len(store.subnets))
     entries = {}
     for i, name in enumerate(store.subnets):
@@ -80,25 +91,14 @@ def ledger_of_file(store: SubnetStore) -> Ledger:
 
 def _index_bytes(sections: Sections, num_tasks: int) -> list[int]:
     """What each task takes in the index, and at last what the common sections take."""
-    common = {kind: sections[kind] for kind in COMMON}
-    none = index_of(common | {kind: [] for kind in KINDS}, 0)
-    sizes = []
-    for i in range(num_tasks):
-        one = index_of(common | {kind: [sections[kind][i]] for kind in KINDS}, 1)
-        sizes.append(len(one) - len(none))
-    return [*sizes, len(none)]
-
-
-def write_mask(coded: CodedMask) -> bytes:
-    """A coded mask: its reference, what regenerates the reference, and the code."""
-    out = Writer()
-    out.varint(coded.reference)
-    if coded.reference in (SCORES, FREE_SCORES):
-        out.raw(coded.seed.to_bytes(8, "little"))
-        for magnitude in coded.magnitudes:
-            out.raw(magnitude.to_bytes(4, "little"))
-    out.raw(coded.data)
-    return out.bytes()
+    sizes = [0] * (num_tasks + 1)
+    for kind, task in places(num_tasks):
+        size = len(sections[kind][task])
+        entry = Writer()
+        entry.varint(size)
+        owner = num_tasks if kind in COMMON else task
+        sizes[owner] += len(entry.bytes()) + (HASH_BYTES if size else 0)
+    return sizes
 
 
 def _private(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
@@ -119,77 +119,3 @@ def _private(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
         inside = spec.name.startswith(f"{architecture.head}.")
         write_tensor(head if inside else other, subnet.private[spec.name])
     return head.bytes(), other.bytes()
-
-
-def _memory(subnet: Subnet, numbers: dict[str, int]) -> bytes:
-    """The task's memory, and how far the task was from earlier ones."""
-    divergences = {} if subnet.decision is None else subnet.decision.divergences
-    memory = subnet.memory
-    if memory is None and not divergences:
-        return b""
-    out = Writer()
-    if memory is None:
-        out.byte(0)
-    elif isinstance(memory, Tensor):
-        out.byte(SAMPLES)
-        _write_samples(out, memory)
-    else:
-        out.byte(1 + MEMORY_KINDS.index(memory.kind))
-        out.varint(memory.count)
-        out.raw(_float64(memory.floor))
-        out.varint(len(memory.mean))
-        for part in (memory.mean, memory.variance):
-            if part is not None:
-                exact = torch.equal(part.half().float(), part)
-                out.byte(0 if exact else 1)
-                out.floats(part, 16 if exact else 32)
-    for name, value in divergences.items():
-        out.varint(numbers[name])
-        out.floats(torch.tensor([value]), 32)
-    return out.bytes()
-
-
-def _write_samples(out: Writer, samples: Tensor) -> None:
-    out.byte(list(DTYPES.values()).index(samples.dtype))
-    out.byte(samples.ndim)
-    for size in samples.shape:
-        out.varint(size)
-    out.raw(raw_bytes(samples))
-
-
-def raw_bytes(tensor: Tensor) -> bytes:
-    """A tensor's values in order, little-endian."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
-def _float64(value: float) -> bytes:
-    return torch.tensor([value], dtype=torch.float64).numpy().astype("<f8").tobytes()
-
-
-def _constants(store: SubnetStore) -> bytes:
-    return b"".join(raw_bytes(t) for t in store.architecture.constants.values())
-
-
-def _records(store: SubnetStore) -> bytes:
-    """The settings for going on, and what is known of each task, as deflated JSON."""
-    tasks = [_record(s) for s in store.subnets.values()]
-    text = canonical({"settings": store.settings, "tasks": tasks}).encode()
-    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
-    out = Writer()
-    out.varint(len(text))
-    out.raw(coder.compress(text) + coder.flush())
-    return out.bytes()
-
-
-def _record(subnet: Subnet) -> dict[str, Any]:
-    record: dict[str, Any] = {}
-    if subnet.valid_accuracy == subnet.valid_accuracy:  # not NaN
-        record["accuracy"] = subnet.valid_accuracy
-    if subnet.owned_before_pruning == subnet.owned_before_pruning:
-        record["owned"] = subnet.owned_before_pruning
-    if subnet.decision is not None:
-        record["reason"] = subnet.decision.reason
-        if subnet.decision.nearest is not None:
-            record["nearest"] = subnet.decision.nearest
-    return record
