@@ -9,7 +9,7 @@ FORMATS = ("text", "markdown", "latex")
 
 
 def add_parsers(subparsers: Any) -> None:
-    """Add both commands; each sets `run`, a function of the arguments that gives an exit status."""
+    """Add both commands; each sets `run`, which takes the arguments and gives an exit status."""
     report = subparsers.add_parser(
         "report",
         help="write one HTML page about finished runs, with pictures",

@@ -27,9 +27,9 @@ CAPACITY = (
 IMAGENET100 = (
     _MEAN,
     "Parameters are file bytes / 4.",
-    "DyTox and DER are quoted by the paper: CIFAR-100 numbers from DyTox's table, class- "
-    "incremental averages; that DER is the dynamically expandable one, not dark experience "
-    "replay. Not run here.",
+    "DyTox and DER are quoted by the paper: CIFAR-100 numbers from DyTox's table, "
+    "class-incremental averages; that DER is the dynamically expandable one, not dark "
+    "experience replay. Not run here.",
 )
 
 MEMORY = (

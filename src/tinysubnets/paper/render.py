@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from tinysubnets.errors import SettingError
 Format = Literal["text", "markdown", "latex"]
 FORMATS: tuple[Format, ...] = ("text", "markdown", "latex")
 NOT_RUN = "not run"
+NOTE_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,17 @@ def _text(table: Table) -> str:
         ]
         return "  ".join(parts).rstrip()
 
+    has_groups = table.num_labels > 1 and any(not row[0] for row in rows)
     rule = "  ".join("─" * w for w in widths)
     body = [line(table.headings), rule]
     for index, row in enumerate(rows):
-        if index and row[0] and table.num_labels > 1:
+        if index and row[0] and has_groups:
             body.append("")
         body.append(line(row))
-    notes = [f"[{i}] {n}" for i, n in enumerate(table.notes, 1)]
+    notes = [
+        textwrap.fill(f"[{i}] {n}", NOTE_WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+        for i, n in enumerate(table.notes, 1)
+    ]
     return "\n".join([table.title, "", *body, "", *notes]).rstrip() + "\n"
 
 

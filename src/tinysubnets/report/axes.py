@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tinysubnets.report.drawing import Drawing, Line, Text
+from tinysubnets.report.drawing import Drawing, Line, Text, text_width
 
-WIDTH = 440.0
+WIDTH = 400.0
 """The width of a picture: two fit beside each other on a desk, one fits a phone."""
-SMALL, NORMAL = 11.0, 12.5
+SMALL, NORMAL = 11.5, 12.5
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -97,5 +97,8 @@ class Frame:
     def draw_x(self, drawing: Drawing, marks: list[tuple[float, str]], label: str) -> None:
         """Values below the chart, and the label below them."""
         for value, text in marks:
-            drawing.add(Text(self.x(value), self.bottom + 17, text, SMALL, "soft", "middle"))
+            # The first and last text stay on the drawing, though their place is at its edge.
+            half = text_width(text, SMALL) / 2
+            place = min(max(self.x(value), half), drawing.width - half)
+            drawing.add(Text(place, self.bottom + 17, text, SMALL, "soft", "middle"))
         drawing.add(Text(self.right, self.bottom + 36, label, SMALL, "soft", "end"))

@@ -43,9 +43,9 @@ def heat_map(
     `tags` stand to the right of the rows, where rows are tall enough for text.
     """
     rows, columns = len(cells), len(cells[0])
-    side = min(44.0, (WIDTH - 34 - (60 if tags else 0)) / columns)
+    side = min(44.0, (WIDTH - 40 - (60 if tags else 0)) / columns)
     width, height = side * columns, side * rows
-    left, top = max(30.0, (WIDTH - width) / 2), 40.0
+    left, top = max(37.0, (WIDTH - width) / 2), 40.0
     drawing = Drawing(WIDTH, top + height + 44, title)
     middle = left + width / 2
     drawing.add(Text(middle, 13, sides[1], SMALL, "soft", "middle"))
@@ -170,11 +170,12 @@ def _fits(form: str, value: float) -> bool:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart."""
+    """One line of a chart; a label is written at its end."""
 
     colour: str
     points: tuple[tuple[float, float], ...]
     note: str = ""
+    label: str = ""
 
 
 def curves(
@@ -182,10 +183,14 @@ def curves(
 ) -> Drawing:
     """Lines over a common axis; `spans` are places where one task ends and the next begins."""
     points = [p for c in series for p in c.points]
-    xs = (min(p[0] for p in points), max(max(p[0] for p in points), 1.0))
+    first, last = min(p[0] for p in points), max(p[0] for p in points)
+    xs = (first, last if last > first else first + 1)
     low, high = padded([p[1] for p in points])
-    frame = Frame(40, 34, WIDTH - 12, 224, xs, (max(0.0, low), high))
-    drawing = Drawing(WIDTH, 268, title)
+    named = [c for c in series if c.label]
+    room = max([12.0, *(text_width(c.label, SMALL) + 12 for c in named)])
+    height = max(224.0, 34.0 + 14 * len(named))
+    frame = Frame(40, 34, WIDTH - room, height, xs, (max(0.0, low), high))
+    drawing = Drawing(WIDTH, height + 44, title)
     marks = ticks(*frame.ys, 4)
     frame.draw_y(drawing, marks, _form(marks), labels[1])
     for place in spans if len(spans) <= 2 * MANY else ():
@@ -194,8 +199,21 @@ def curves(
     for curve in series:
         line = tuple((frame.x(x), frame.y(y)) for x, y in curve.points)
         drawing.add(Line(line, curve.colour, 1.75, note=curve.note))
+    _end_labels(drawing, frame, named)
     frame.draw_x(drawing, [(v, f"{v:.0f}") for v in ticks(*xs)], labels[0])
     return drawing
+
+
+def _end_labels(drawing: Drawing, frame: Frame, named: Sequence[Curve]) -> None:
+    """Names beside the ends of their lines, pushed down where they would touch."""
+    least = frame.top
+    excess = frame.top + 14 * len(named) - frame.bottom
+    for curve in sorted(named, key=lambda c: -c.points[-1][1]):
+        x, y = frame.x(curve.points[-1][0]), frame.y(curve.points[-1][1]) + 4
+        y = max(least, y - max(0.0, excess))
+        least = y + 13
+        drawing.add(Mark(x, frame.y(curve.points[-1][1]), 3.5, curve.colour))
+        drawing.add(Text(x + 8, y, curve.label, SMALL, "ink"))
 
 
 def task_columns(
@@ -244,9 +262,9 @@ def ledger_bar(title: str, parts: Mapping[str, float], dense_bytes: float) -> Dr
     shown = [n for n in PARTS if parts.get(n, 0.0) > 0]
     total = sum(parts[n] for n in shown) or 1.0
     drawing = Drawing(WIDTH, 92 + 23 * len(shown), title)
-    drawing.add(Text(0, 16, size_text(total), 18, "ink", bold=True))
+    drawing.add(Text(0, 19, size_text(total), 18, "ink", bold=True))
     note = f"{total / dense_bytes:.1%} of one dense float32 net, {size_text(dense_bytes)}"
-    drawing.add(Text(WIDTH, 15, note, SMALL, "soft", "end"))
+    drawing.add(Text(WIDTH, 18, note, SMALL, "soft", "end"))
     left = 0.0
     for name in shown:
         width = parts[name] / total * WIDTH

@@ -78,7 +78,7 @@ def ownership(store: SubnetStore) -> Drawing:
     heights = [p[1].shape[0] * c for p, c in zip(panels, cells, strict=True)]
     total = sum(heights) + 44 * len(panels) + 26
     drawing = Drawing(WIDTH, total, "which task owns which weight")
-    task_legend(drawing, 0, len(store.tasks), "owner: task")
+    task_legend(drawing, 2, len(store.tasks), "owner: task")
     top = 26.0
     for (where, shown, whole), cell, height in zip(panels, cells, heights, strict=True):
         rows, columns = as_matrix(whole).shape
@@ -112,7 +112,7 @@ def task_masks(store: SubnetStore) -> Drawing:
     across = 5 if len(chosen) > 6 else 3
     room = (WIDTH - 12 * (across - 1)) / across
     drawing = Drawing(WIDTH, 26 + -(-len(chosen) // across) * (room + 42), "what each task uses")
-    task_legend(drawing, 0, count, f"{name}, owner: task")
+    task_legend(drawing, 2, count, f"{name}, owner: task")
     owned = [store.architecture.split(owners(store, b))[name] for b in range(len(store.banks))]
     for place, index in enumerate(chosen):
         subnet = store.subnet(store.tasks[index])

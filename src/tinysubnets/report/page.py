@@ -12,7 +12,7 @@ from tinysubnets.report import theme
 from tinysubnets.report.axes import size_text
 from tinysubnets.report.charts import Dot
 from tinysubnets.report.drawing import Drawing
-from tinysubnets.report.pictures import Figure, comparison, run_figures
+from tinysubnets.report.pictures import Figure, accuracy_over_time, comparison, run_figures
 from tinysubnets.runs import Group, Run, Spread, grouped
 from tinysubnets.version import __version__
 
@@ -24,9 +24,12 @@ Tile = dict[str, str]
 def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
     """The page as text, and all its drawings by the names of their files."""
     groups = grouped(runs)
-    overview = comparison(runs, references(runs))
+    found = [comparison(runs, references(runs))]
+    if len(groups) > 1:
+        found.append(accuracy_over_time(runs))
+    overview = [figure for figure in found if figure is not None]
     sections = [_section(group) for group in groups[:DETAILED]]
-    drawings = {} if overview is None else {overview.key: overview.drawing}
+    drawings = {f.key: f.drawing for f in overview}
     for section in sections:
         prefix = "" if len(sections) == 1 else f"{section['slug']}-"
         drawings |= {f"{prefix}{f.key}": f.drawing for f in section["figures"]}

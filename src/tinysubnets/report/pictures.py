@@ -219,10 +219,29 @@ def _group_dots(group: Group, index: int, num_groups: int) -> list[Dot]:
     if size is None or accuracy is None:
         return []
     singles = [
-        Dot(r.size_bytes, r.metric("average_accuracy") or 0.0, colour, "", shape, False, 2.6)
+        Dot(r.size_bytes, r.metric("average_accuracy") or 0.0, colour, "", shape, False, 3.6)
         for r in group.runs
         if r.size_bytes and len(group.runs) > 1
     ]
     note = f"{group.method} ({group.recipe}): {accuracy.show(2, 100)} % in {size_text(size.mean)}"
     mean = Dot(size.mean, accuracy.mean, colour, group.method, shape, False, 6.5, note)
     return [*singles, mean]
+
+
+def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:
+    """The mean accuracy on all tasks so far, after every task, one line per group."""
+    groups = grouped(runs)
+    series = []
+    for index, group in enumerate(groups):
+        tables = [r.matrix for r in group.runs]
+        points = []
+        for i in range(min(len(t) for t in tables)):
+            cells = [v for t in tables for v in t[i][: i + 1] if v is not None]
+            points.append((i + 1.0, 100 * sum(cells) / len(cells)))
+        note = f"{group.method} ({group.recipe}): {points[-1][1]:.2f} % at the end"
+        series.append(Curve(f"series-{index % 8 + 1}", tuple(points), note, group.method))
+    if max(len(c.points) for c in series) < 2:
+        return None
+    drawing = curves("accuracy over time", series, ("tasks learned", "accuracy so far, %"))
+    caption = "Mean accuracy on all tasks learned so far; lines that fall are forgetting."
+    return Figure("accuracy-over-time", "Accuracy as tasks come in", caption, drawing)

@@ -1,0 +1,212 @@
+"""The paper's tables: its numbers as printed, ours from real runs, and what was not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiny_runs import make_run
+from tinysubnets import paper
+from tinysubnets.errors import SettingError
+from tinysubnets.paper import numbers
+from tinysubnets.paper.render import FORMATS, NOT_RUN, Table, render
+from tinysubnets.runs import read_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of TSN-wr at four bits, told to be permuted MNIST, whose tables they fill."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        path = make_run(folder / f"seed-{seed}", "tsn-wr", seed, "tsn.bits=4")
+        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+        result["scenario"] = "permuted-mnist"
+        (path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    return folder
+
+
+def row_of(table: Table, *labels: str) -> tuple[str, ...]:
+    return next(r for r in table.rows if r[: len(labels)] == labels)
+
+
+def test_the_list_names_every_table_and_figure() -> None:
+    text = "\n".join(paper.listing())
+    for number in range(1, 12):
+        assert f"Table {number}" in text
+    for number in range(1, 10):
+        assert f"igure {number}" in text
+
+
+@pytest.mark.parametrize("name", list(paper.ENTRIES))
+@pytest.mark.parametrize("form", FORMATS)
+def test_without_runs_everything_is_not_run(name: str, form: str) -> None:
+    text = paper.show(name, form=form)
+    assert (NOT_RUN in text) == (name != "case-study")
+
+
+def test_the_numbers_of_the_paper() -> None:
+    assert numbers.ACCURACY["tsn"]["permuted-mnist"] == 97.14
+    assert numbers.ACCURACY["ada-qpacknet"]["five-datasets"] == 94.1
+    assert numbers.CAPACITY["tsn-wr"]["split-cifar100"] == 17.62
+    assert numbers.CAPACITY["packnet"]["tiny-imagenet"] == 188.67
+    assert numbers.IMAGENET100["tsn-wr"] == (2.47, 77.16)
+    assert numbers.FIXED_POINT["permuted-mnist"][4] == 84.08
+    for name, values in numbers.OPERATIONS.items():
+        four_p, eight_p, _, four, eight, sixteen, floating = values
+        assert eight / four == pytest.approx(4, rel=0.01), name
+        assert sixteen / eight == pytest.approx(4, rel=0.01), name
+        assert 8.9 < floating / eight < 9.6, name
+        # "+ p" follows from the sparsity after post-pruning.
+        kept = 1 - numbers.SPARSITY[name][1] / 100
+        assert eight_p / eight == pytest.approx(kept, abs=0.02), name
+        assert four_p / four == pytest.approx(kept, abs=0.02), name
+
+
+def test_accuracy_gives_both_means_with_their_spread(runs: Path) -> None:
+    table = paper.table("accuracy", [runs])
+    row = row_of(table, "p-MNIST", "TSN-wr")
+    accs = [read_run(runs / f"seed-{s}").metric("average_accuracy") for s in (0, 1)]
+    mean = sum(a for a in accs if a is not None) / 2 * 100
+    assert row[2] == "96.63"
+    assert row[4].startswith(f"{mean:.2f} ± ")
+    assert row[4].endswith("(2)")
+    assert row[5:7] == ("task-incremental", "task-incremental")
+    assert row_of(table, "p-MNIST", "Naive")[3:6] == (NOT_RUN, NOT_RUN, "class-incremental")
+    assert any("Cumulative at 36.52" in n for n in table.notes)
+
+
+def test_recipes_are_never_mixed(runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "seed-0").result | {"recipe": "best/other"}
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    table = paper.table("accuracy", [runs, tmp_path])
+    rows = [r for r in table.rows if r[:2] == ("p-MNIST", "TSN-wr")]
+    assert [r[4][-3:] for r in rows] == ["(2)", "(1)"]
+    assert rows[0][-1] != rows[1][-1]
+
+
+def test_tables_from_results(runs: Path) -> None:
+    result = read_run(runs / "seed-0").result
+    capacity = row_of(paper.table("capacity", [runs]), "p-MNIST", "TSN-wr")
+    assert capacity[2] == "22.65"
+    assert float(capacity[4].split()[0]) == pytest.approx(100 * result["capacity"]["file"], abs=3)
+    bits = row_of(paper.table("bits", [runs]), "p-MNIST", "4 bits, TSN-wr")
+    assert bits[2] == "96.63"
+    assert row_of(paper.table("bits", [runs]), "p-MNIST", "5 bits")[3] == NOT_RUN
+    sparsity = row_of(paper.table("sparsity", [runs]), "p-MNIST", "TSN-wr")
+    assert (sparsity[2], sparsity[4], sparsity[6], sparsity[7][:3]) == (
+        "37.58",
+        "41.20",
+        "4",
+        "4.0",
+    )
+    transfer = row_of(paper.table("transfer", [runs]), "p-MNIST", "TSN-wr")
+    assert transfer[3] == "0.0000 ± 0.0000 (2)"
+    memory = row_of(paper.table("memory", [runs]), "p-MNIST", "TSN-wr")
+    parts = [float(memory[i].split()[0]) for i in (3, 5, 7)]
+    assert sum(parts) == pytest.approx(100 * result["capacity"]["paper"], abs=3)
+    times = row_of(paper.table("times", [runs]), "p-MNIST", "TSN-wr")
+    assert times[2] == "1244"
+    pruning = row_of(paper.table("post-pruning", [runs]), "p-MNIST", "with post-pruning")
+    assert pruning[5] == "5"
+
+
+def measured_as_digits(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the relabelled runs find the data that they were really made from."""
+    from tinysubnets import scenarios
+
+    build = scenarios.build
+    monkeypatch.setattr(scenarios, "build", lambda name, *a, **k: build("permuted-digits", *a, **k))
+
+
+def test_operations_are_counted_from_the_layers(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_as_digits(runs, monkeypatch)
+    table = paper.table("operations", [runs])
+    macs = 64 * 100 + 100 * 100 + 100 * 10
+    dense = row_of(table, "p-MNIST", "8 bit, TSN-wr")
+    assert dense[2:5] == ("6.5", f"{macs * 64 / 1e6:.2f}", f"{macs * 64 / 1e6:.2f}")
+    pruned = row_of(table, "p-MNIST", "8 bit + p, TSN-wr")
+    run = read_run(runs / "seed-0")
+    owned = 1 - run.result["free_share"]
+    assert pruned[3] == f"{macs * 64 * owned / 1e6:.2f}"
+    density = sum(t["density"] for t in run.tasks) / 3
+    counted = (density * 16400 + 1000) * 64 / 1e6
+    assert float(pruned[4]) == pytest.approx(counted, abs=0.02)
+    assert "multiply-adds" in row_of(table, "p-MNIST", "float, TSN-wr")[4]
+
+
+def test_fixed_point_is_measured_on_the_saved_models(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_as_digits(runs, monkeypatch)
+    table = paper.table("fixed-point", [runs])
+    rows = {b: row_of(table, "p-MNIST", f"{b} bit, TSN-wr") for b in (4, 8, 16)}
+    values = {b: float(r[3].split()[0]) for b, r in rows.items()}
+    full = float(rows[16][4].split()[0])
+    assert values[16] == pytest.approx(full, abs=0.5)
+    assert values[8] == pytest.approx(full, abs=3)
+    assert values[4] <= values[16] + 3
+    assert rows[4][2] == "84.08"
+
+
+def test_without_data_it_says_so(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TINYSUBNETS_DATA", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    result = read_run(runs / "seed-0").result
+    result["settings"]["data"]["dataset"] = str(tmp_path / "nothing.npz")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    assert "no model or data" in paper.show("fixed-point", [folder])
+
+
+def test_masks_and_matrices(runs: Path, tmp_path: Path) -> None:
+    table = paper.table("masks", [runs / "seed-0"], out=tmp_path)
+    assert len(table.rows) == 3
+    assert table.rows[0][5] == "0.0"  # the first task reuses nothing
+    assert {p.suffix for p in tmp_path.iterdir()} == {".svg", ".png"}
+    matrix = paper.table("matrix-permuted-mnist", [runs])
+    assert [len(r) for r in matrix.rows] == [4, 4, 4]
+    run = read_run(runs / "seed-0")
+    assert matrix.rows[2][3] == f"{(run.matrix[2][2] or 0) * 100:.1f}"
+
+
+def test_the_case_study_is_exact() -> None:
+    table = paper.table("case-study")
+    assert [r[1:] for r in table.rows] == [(b, b) for b in ("384", "152", "220", "220")]
+
+
+def test_formats() -> None:
+    table = Table("x", "A & B", ("a", "b"), (("1 %", "± 2_3"),), ("a < b",), 1)
+    assert "1 %" in render(table, "text")
+    assert "| 1 % | ± 2_3 |" in render(table, "markdown")
+    latex = render(table, "latex")
+    assert r"1 \% & $\pm$ 2\_3 \\" in latex
+    assert r"\caption{A \& B}" in latex
+    assert r"$<$" in latex
+    with pytest.raises(SettingError, match="latex"):
+        render(table, "html")
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(SettingError, match="Did you mean 'accuracy'"):
+        paper.show("acuracy")
+
+
+def test_commands(runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from tinysubnets.cli import main
+
+    assert main(["paper"]) == 0
+    assert "fixed-point" in capsys.readouterr().out
+    assert main(["paper", "transfer", "--runs", str(runs), "--format", "markdown"]) == 0
+    assert "| p-MNIST | TSN-wr | 0.0 |" in capsys.readouterr().out
+    assert main(["paper", "nonsense"]) == 2
+    assert main(["report", str(runs), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").is_file()

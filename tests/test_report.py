@@ -1,0 +1,310 @@
+"""Report pages: what they say, that they stand alone, and how they look in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+import warnings
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+import chromium
+from tiny_runs import make_run
+from tinysubnets.errors import RunError
+from tinysubnets.report import write_report
+from tinysubnets.report.axes import log_ticks, size_text, ticks
+from tinysubnets.report.charts import Curve, Dot, Scale, curves, heat_map, size_scatter
+from tinysubnets.report.drawing import Drawing, Line, Mark, Picture, Rect, Text
+from tinysubnets.report.raster import encode_png, save_png
+from tinysubnets.report.theme import DARK, LIGHT, task_colour
+from tinysubnets.runs import Spread, find_runs, grouped, read_run
+
+SCREENSHOTS = Path(__file__).parent.parent / ".cache" / "screenshots"
+ALL_PICTURES = {
+    "accuracy-matrix",
+    "per-task",
+    "ledger",
+    "learning-curves",
+    "divergence",
+    "ownership",
+    "task-masks",
+    "mask-overlap",
+    "codebooks",
+    "accuracy-against-bytes",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run of TSN and two of TSN-wr."""
+    folder = tmp_path_factory.mktemp("runs")
+    make_run(folder / "tsn" / "seed-0")
+    for seed in (0, 1):
+        make_run(folder / "tsn-wr" / f"seed-{seed}", "tsn-wr", seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the one TSN run."""
+    return write_report(runs / "tsn" / "seed-0", tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def compared(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of all runs, and of one whose shape is harder to draw: forty tasks."""
+    folder = tmp_path_factory.mktemp("compared")
+    many = forty_tasks(read_run(runs / "tsn" / "seed-0").result)
+    (folder / "forty").mkdir()
+    (folder / "forty" / "result.json").write_text(json.dumps(many), encoding="utf-8")
+    return write_report([runs, folder / "forty"], folder)
+
+
+def forty_tasks(result: dict) -> dict:
+    """A result of forty tasks that forgets, made from one of three."""
+    task, entry = result["tasks"][0], next(iter(result["ledger"]["tasks"].values()))
+    names = [f"a task with a long name {i}" for i in range(40)]
+    matrix = [[0.9 - 0.01 * max(0, i - j) - 0.7 * (j > i) for j in range(40)] for i in range(40)]
+    cells = [[1.0 + (i * j) % 7 if j < i else None for j in range(40)] for i in range(40)]
+    ledger = result["ledger"] | {"tasks": {n: entry for n in names}}
+    return result | {
+        "method": "a-method-with-a-very-long-name",
+        "accuracy_matrix": matrix,
+        "metrics": result["metrics"] | {"average_accuracy": 0.7, "forgetting": 0.2},
+        "tasks": [task | {"name": n} for n in names],
+        "ledger": ledger,
+        "divergence": {"threshold": 3.0, "matrix": cells, "decisions": {}},
+    }
+
+
+def test_the_page_stands_alone(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "<link" not in text
+    assert "@import" not in text
+    addresses = set(re.findall(r'(?:href|src)="([^"]*)"', text))
+    assert all(a.startswith("data:image/png;base64,") for a in addresses)
+    assert "http" not in re.sub(r'"data:[^"]*"', "", text)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_the_page_says_what_the_run_measured(page: Path, runs: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    run = read_run(runs / "tsn" / "seed-0")
+    accuracy = run.metric("average_accuracy")
+    assert accuracy is not None
+    assert f"{accuracy * 100:.1f}" in text
+    assert "nothing forgotten" in text
+    for task in run.tasks:
+        assert task["name"] in text
+        assert task["reason"].split("'")[0] in text
+    for name in ("training.epochs", "tsn.density", "torch", "threads"):
+        assert name in text
+
+
+def test_every_picture_is_saved_as_svg_and_png(page: Path) -> None:
+    folder = page.parent / "pictures"
+    assert {p.stem for p in folder.glob("*.svg")} == ALL_PICTURES
+    for path in folder.glob("*.svg"):
+        root = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+        assert root.tag.endswith("svg")
+        assert "var(--" not in path.read_text(encoding="utf-8")
+        assert _size(path.with_suffix(".png").read_bytes())[0] >= 600
+
+
+def _size(png: bytes) -> tuple[int, int]:
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+
+def test_the_same_runs_give_the_same_page(page: Path, runs: Path, tmp_path: Path) -> None:
+    again = write_report(runs / "tsn" / "seed-0", tmp_path / "again.html")
+    assert again.name == "again.html"
+    assert again.read_bytes() == page.read_bytes()
+    for path in (page.parent / "pictures").iterdir():
+        assert (tmp_path / "pictures" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_comparisons_show_means_over_seeds(compared: Path, runs: Path) -> None:
+    text = compared.read_text(encoding="utf-8")
+    group = next(g for g in grouped(find_runs([runs])) if g.method == "tsn-wr")
+    spread = group.spread(lambda r: r.metric("average_accuracy"))
+    assert spread is not None
+    assert len(group.runs) == 2
+    assert f"{spread.mean * 100:.2f} ± {spread.std * 100:.2f}" in text
+
+
+def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    result = result | {"scenario": "<img src=x onerror=alert(1)>"}
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "<img" not in text
+    assert "&lt;img" in text
+
+
+def test_old_or_strange_folders_get_clear_errors(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no finished run"):
+        write_report(tmp_path)
+    with pytest.raises(RunError, match="no folder"):
+        write_report(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="at least one run"):
+        write_report([])
+    (tmp_path / "result.json").write_text('{"scenario": "x"}', encoding="utf-8")
+    with pytest.raises(RunError, match="lacks"):
+        write_report(tmp_path)
+    (tmp_path / "result.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match="cannot be read"):
+        write_report(tmp_path)
+
+
+def test_missing_extras_are_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(RunError, match=r"tinysubnets\[report\]"):
+        write_report(runs)
+
+
+def test_a_run_without_model_or_metrics_still_has_a_page(runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result | {"divergence": None, "ledger": {}}
+    result["capacity"] = {}
+    (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    write_report(tmp_path)
+    assert {p.stem for p in (tmp_path / "pictures").glob("*.svg")} == {
+        "accuracy-matrix",
+        "per-task",
+    }
+
+
+def test_spreads() -> None:
+    assert str(Spread.of([1.0, 3.0])) == "2.00 ± 1.41 (2)"
+    assert str(Spread.of([1.0])) == "1.00 (1)"
+
+
+def test_ticks_are_round_and_inside() -> None:
+    for low, high in ((0, 1), (0.931, 0.987), (3, 1e6), (-0.03, 0.04)):
+        values = ticks(low, high)
+        assert 2 <= len(values) <= 12
+        assert all(low - 1e-9 <= v <= high + 1e-9 for v in values)
+    assert ticks(2, 2) == [2]
+    assert all(100 <= v <= 9e5 for v in log_ticks(100, 9e5))
+    assert size_text(1536) == "1.5 kB"
+
+
+def test_a_raster_is_a_valid_png() -> None:
+    data = encode_png([bytes([0, 1, 2]), bytes([2, 1, 0])], ("#ffffff", "#ff0000", "#00ff00"))
+    assert _size(data) == (3, 2)
+    pillow = pytest.importorskip("PIL.Image")
+    import io
+
+    image = pillow.open(io.BytesIO(data)).convert("RGBA")
+    pixels = [image.getpixel((x, 0)) for x in range(3)]
+    assert pixels == [(255, 255, 255, 0), (255, 0, 0, 255), (0, 255, 0, 255)]
+
+
+def test_every_kind_of_shape_is_drawn_both_ways(tmp_path: Path) -> None:
+    drawing = Drawing(60, 40, "all <shapes>")
+    drawing.add(
+        Rect(1, 1, 9, 9, "codes", 0.5, 2, "note & more"),
+        Line(((0, 0), (9, 9)), "ink", dash=True),
+        Mark(20, 20, 4, "warm"),
+        Mark(30, 20, 4, "warm", "square", True),
+        Mark(40, 20, 4, "warm", "diamond"),
+        Mark(50, 20, 4, "warm", "triangle"),
+        Text(5, 35, "a $ b", turned=True, bold=True, anchor="middle"),
+        Picture(1, 1, 5, 5, (b"\x00\x01",), ("#ffffff", "#123456")),
+    )
+    for standalone in (True, False):
+        root = ElementTree.fromstring(drawing.svg(standalone=standalone))
+        assert len(list(root.iter())) > len(drawing.shapes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_png(drawing, tmp_path / "a.png")
+    assert _size((tmp_path / "a.png").read_bytes()) == (120, 80)
+
+
+def test_charts_take_extremes() -> None:
+    scale = Scale(0.0, 0.0, str)
+    assert heat_map("one", [[0.0]], scale, ("a", "b")).svg()
+    one = size_scatter("one", [Dot(1000.0, 1.0, "codes", "x")])
+    far = size_scatter("far", [Dot(10.0, 0.0, "codes", "x"), Dot(1e9, 1.0, "codes", "y")])
+    flat = curves("flat", [Curve("codes", ((1.0, 0.5),))], ("x", "y"))
+    for drawing in (one, far, flat):
+        assert "nan" not in drawing.svg()
+        assert "inf" not in drawing.svg()
+
+
+def test_colours_can_be_told_from_their_ground() -> None:
+    for theme in (LIGHT, DARK):
+        assert _contrast(theme["ink"], theme["surface"]) >= 7
+        assert _contrast(theme["soft"], theme["surface"]) >= 4.5
+        for i in range(5):
+            assert _contrast(task_colour(i, 5), theme["surface"]) >= 2
+    assert len({task_colour(i, 40) for i in range(40)}) == 40
+
+
+def _contrast(one: str, two: str) -> float:
+    def luminance(colour: str) -> float:
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(one), luminance(two)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+needs_chromium = pytest.mark.skipif(
+    chromium.find() is None,
+    reason="CHROMIUM IS MISSING: report pages are NOT tested in a browser; "
+    "run scripts/install_chromium.sh",
+)
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("kind", ["page", "compared"])
+def test_pages_in_a_browser(kind: str, width: int, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(kind)
+    seen = chromium.measure(path, width)
+    assert seen["width"] == width
+    assert seen["scroll"] <= width, f"the page is wider than the window: {seen['wide']}"
+    assert not seen["wide"]
+    text = path.read_text(encoding="utf-8")
+    assert len(seen["pictures"]) == text.count("<svg ")
+    for picture in seen["pictures"]:
+        assert picture["width"] > 0.8 * min(width, 400) - 60, picture
+        assert picture["height"] > 60, picture
+        assert picture["shapes"] >= 3, picture
+        assert not picture["outside"], picture
+        assert not picture["touching"], picture
+        assert picture["smallest"] >= 8, picture
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("kind", "width"), [("page", 390), ("page", 1280), ("compared", 1280)])
+def test_screenshots(kind: str, width: int, dark: bool, request: pytest.FixtureRequest) -> None:
+    np = pytest.importorskip("numpy")
+    image = pytest.importorskip("matplotlib.image")
+    path: Path = request.getfixturevalue(kind)
+    name = f"{kind}-{width}-{'dark' if dark else 'light'}.png"
+    shot = chromium.screenshot(path, width, SCREENSHOTS / name, dark=dark)
+    pixels = image.imread(shot)[..., :3]
+    theme = DARK if dark else LIGHT
+    ground = np.array([int(theme["page"][i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    assert np.abs(pixels[5, 5] - ground).max() < 0.02
+    colours = np.unique((pixels[::2, ::2].reshape(-1, 3) * 31).astype(int), axis=0)
+    assert len(colours) > 100  # pictures are there, not just text on a ground
+
+
+def test_rasters_in_the_page_decode(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r'href="data:image/png;base64,([^"]*)"', text)
+    assert len(found) >= 4
+    for data in found:
+        assert min(_size(base64.b64decode(data))) > 10
