@@ -54,3 +54,65 @@ def test_kernels_respect_what_is_allowed() -> None:
     mask, _ = kernels.top_k_segments(values.cuda(), bounds, allowed.cuda())
     expected, _ = masks._select_near(values, bounds, None, allowed)
     assert torch.equal(mask.cpu(), expected)
+
+
+@needs_gpu
+def test_fused_weights_and_gradients_equal_the_plain_ones() -> None:
+    from tinysubnets import kernels
+    from tinysubnets.architecture import Specification
+    from tinysubnets.codebook import lookup_of, snap
+    from tinysubnets.layout import Layout
+    from tinysubnets.task_module import EffectiveWeights
+
+    layout = Layout([Specification("a", (70, 90)), Specification("b", (50, 333))])
+    generator = torch.Generator().manual_seed(0)
+    size = layout.num_weights
+    free, scores, bank, weight = (torch.randn(size, generator=generator).cuda() for _ in range(4))
+    mask, owned = (torch.rand(size, generator=generator).cuda() < 0.4 for _ in range(2))
+    centres = torch.randn(2, 16, generator=generator).sort(-1).values.cuda()
+    lookup = lookup_of(centres)
+    values = torch.where(owned, bank, snap(free, centres, layout.segments, lookup))
+    results = []
+    for fused in (True, False):
+        f, s = free.clone().requires_grad_(), scores.clone().requires_grad_()
+        out = (
+            kernels.FusedWeights.apply(f, s, mask, owned, bank, lookup, layout.segments)
+            if fused
+            else EffectiveWeights.apply(f, s, layout, mask, owned, values)
+        )
+        (out * weight).sum().backward()
+        results.append((out.detach(), f.grad, s.grad))
+    for mine, plain in zip(*results, strict=True):
+        assert torch.equal(mine, plain)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
+def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
+    from tinysubnets.updates import LARGE, flat_update
+
+    make = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1).cuda(), fused=True),
+        "momentum": lambda p: torch.optim.SGD(
+            p, lr=torch.tensor(0.1).cuda(), momentum=0.9, weight_decay=0.01, fused=True
+        ),
+        "adam": lambda p: torch.optim.Adam(
+            p, lr=torch.tensor(0.01).cuda(), weight_decay=0.01, fused=True, capturable=True
+        ),
+        "adamw": lambda p: torch.optim.AdamW(
+            p, lr=torch.tensor(0.01).cuda(), weight_decay=0.1, fused=True, capturable=True
+        ),
+    }[kind]
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(n, generator=generator).cuda() for n in (LARGE + 77, 10)]
+    mine, theirs = ([p.clone().requires_grad_() for p in start] for _ in range(2))
+    my_optimizer, optimizer = make(mine), make(theirs)
+    update = flat_update(my_optimizer)
+    for _ in range(5):
+        for a, b in zip(mine, theirs, strict=True):
+            a.grad = torch.randn(a.shape, generator=generator).cuda()
+            b.grad = a.grad.clone()
+        update()
+        optimizer.step()
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b)

@@ -31,6 +31,8 @@ class CapturedStep:
         self.rate = [torch.zeros((), device=device) for _ in training.optimizer.param_groups]
         for group, rate in zip(training.optimizer.param_groups, self.rate, strict=True):
             group["lr"] = rate
+        self._refresh: torch.cuda.CUDAGraph | None = None
+        training.use_flat_update_()
         self._record()
 
     def run(self, order: Tensor, rates: list[float], refresh_at: set[int]) -> Tensor:
@@ -41,9 +43,24 @@ class CapturedStep:
         self.total.zero_()
         for step in range(len(rates)):
             if step in refresh_at:
-                self.training.module.refresh_()
+                self.refresh_()
             self.graph.replay()
         return self.total
+
+    def refresh_(self) -> None:
+        """Fit the codebooks anew: first by search, then warm, and from then on by a graph."""
+        module = self.training.module
+        if not module.has_codebooks:
+            return
+        if self._refresh is not None:
+            self._refresh.replay()
+            return
+        was_fresh = module.is_fresh
+        module.refresh_()
+        if not was_fresh:
+            self._refresh = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._refresh):
+                module.refresh_()
 
     def _step(self) -> None:
         rate = self.rates[self.counter]

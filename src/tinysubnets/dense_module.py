@@ -51,6 +51,8 @@ class DenseModule(nn.Module):
     is trained.
     """
 
+    has_codebooks = False
+
     def __init__(
         self,
         architecture: Architecture,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib import import_module
 from math import prod
 from types import ModuleType
@@ -21,8 +21,7 @@ _SMALL = 4096  # a segment so small is ranked at once
 _NEAR = 1 / 256  # half-width of the window around a hint, as a share of the hint
 _SAMPLE = 1 << 14  # entries that stand for a large segment without a (good) hint
 _LARGEST = 2**31 - 1
-_DIGITS = (8, 8, 8, 7)  # bits per pass of the radix search: 256 counters per segment
-_FEW, _DIGITS_OF_FEW = 6, (11, 10, 10)  # with few segments more counters fit in shared memory
+_DIGITS = (8, 8, 8, 7)  # bits per pass of the radix search: few counters, in shared memory
 
 
 @dataclass(frozen=True)
@@ -129,17 +128,22 @@ def top_k_segments(
         if not 0 <= k <= stop - start:
             raise SettingError(f"cannot select {k} of the {stop - start} blocks of a segment.")
     with torch.no_grad():
-        kernels = _kernels() if values.is_cuda and values.dtype == torch.float32 else None
-        if kernels is not None and not torch.compiler.is_compiling():
+        kernels = kernels_for(values)
+        if kernels is not None:
             return kernels.top_k_segments(values, bounds, allowed)
         if values.device.type != "cpu" or torch.compiler.is_compiling():
             return _select_fixed(values, bounds, allowed)
         return _select_near(values, bounds, hints, allowed)
 
 
+def kernels_for(values: Tensor) -> ModuleType | None:
+    """The Triton kernels, if they can work on these values and no compiler is at work."""
+    fits = values.is_cuda and values.dtype == torch.float32
+    return _kernels() if fits and not torch.compiler.is_compiling() else None
+
+
 @cache
 def _kernels() -> ModuleType | None:
-    """The Triton kernels, where Triton is installed."""
     try:
         return import_module("tinysubnets.kernels")
     except ImportError:
@@ -167,8 +171,7 @@ def _select_near(
                 free = None if usable is None else usable[row, part]
                 hint = 0.0 if near is None else float(near[row, i])
                 levels[row, i] = _select(table[row, part], k, hint, free, mask[row, part])
-    shape = values.shape[:-1]
-    thresholds = torch.from_numpy(levels).reshape(*shape, len(bounds)).to(values.dtype)
+    thresholds = torch.from_numpy(levels).reshape(*values.shape[:-1], -1).to(values.dtype)
     return torch.from_numpy(mask).reshape(values.shape), thresholds
 
 
@@ -231,9 +234,7 @@ def _windows(
     yield kind(-np.inf), kind(np.inf)
 
 
-def _select_fixed(
-    values: Tensor, bounds: Bounds, allowed: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _select_fixed(values: Tensor, bounds: Bounds, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
     """`top_k_segments` by radix search, in fixed shapes and without host synchronisation.
 
     The bits of a non-negative float32 sort like the number. Each pass counts the next digit among
@@ -245,11 +246,12 @@ def _select_fixed(
     if allowed is not None:
         bits = torch.where(allowed.expand(values.shape).reshape(-1, size), bits, -1)
     num = len(bits) * len(bounds)
-    need = _constant(tuple(k for _, _, k in bounds), bits.device).expand(len(bits), -1)
+    # filled on the device: a copy from the host could not be captured in a graph
+    need = torch.cat([bits.new_full((len(bits), 1), k) for _, _, k in bounds], -1)
     slot = torch.arange(num, dtype=torch.int32, device=bits.device).reshape(len(bits), -1)
     slots = spread(slot, bounds, size, 0)
     found, shift = torch.zeros_like(slot), 31
-    for width in _DIGITS_OF_FEW if num <= _FEW else _DIGITS:
+    for width in _DIGITS:
         shift -= width
         digit = (bits >> shift) - spread(found << width, bounds, size, _LARGEST)
         agrees = (digit >= 0) & (digit < 1 << width)
@@ -299,16 +301,3 @@ def _count(code: Tensor, bins: int) -> Tensor:
     counts = torch.zeros(bins + 1, dtype=torch.int32, device=code.device)
     index = code.flatten().long() + 1
     return counts.scatter_add_(0, index, torch.ones_like(index, dtype=torch.int32))[1:]
-
-
-def _constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Numbers as int32 on `device`, with no copy from the host while a graph is captured."""
-    if torch.compiler.is_compiling():
-        return torch.cat([torch.full((1,), n, dtype=torch.int32, device=device) for n in numbers])
-    return _kept_constant(numbers, device)
-
-
-@lru_cache(maxsize=256)
-def _kept_constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """The one copy of a constant; made in the warm-up that precedes every graph capture."""
-    return torch.tensor(numbers, dtype=torch.int32, device=device)

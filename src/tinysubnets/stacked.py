@@ -14,7 +14,7 @@ post-pruning are chosen per run afterwards, by each lesson's own `finish()`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from tinysubnets.errors import SettingError
 from tinysubnets.task import Normalisation
 from tinysubnets.task_module import LOOKUP, TaskModule
 from tinysubnets.training import EpochReport, Training, arithmetic, make_optimizer, seeded
+from tinysubnets.updates import flat_update, has_kernels
 
 
 class StackedModule(TaskModule):
@@ -126,6 +127,7 @@ class StackedTraining:
         self.optimizer = make_optimizer(self.module.groups(), self.settings, self.device)
         self.train = StackedBatches([t.train for t in trainings])
         self.changes = first.changes
+        self._update: Callable[[], object] = self.optimizer.step
         self._captured: CapturedStep | None = None
 
     @property
@@ -153,8 +155,13 @@ class StackedTraining:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
             loss = self.module.loss(inputs, labels)
         loss.backward()
-        self.optimizer.step()
+        self._update()
         return loss.detach()
+
+    def use_flat_update_(self) -> None:
+        """Update large vectors by a kernel of our own from now on, where it can be had."""
+        if has_kernels():
+            self._update = flat_update(self.optimizer)
 
     def _run(self, order: Tensor, rates: list[float], due: set[int]) -> Tensor:
         if self.device.type == "cuda" and self.settings.engine != "eager":

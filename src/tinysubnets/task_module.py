@@ -19,7 +19,7 @@ from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
 from tinysubnets.codebook import lookup_of, refresh, snap
 from tinysubnets.layout import Layout
-from tinysubnets.masks import top_k_segments
+from tinysubnets.masks import kernels_for, top_k_segments
 from tinysubnets.start import Start
 
 
@@ -138,6 +138,9 @@ class TaskModule(nn.Module):
     def mask(self) -> Tensor:
         """The boolean mask of the current scores: exactly k blocks of each tensor."""
         allowed = None if self.compression.share else ~self.owned
+        kernels = kernels_for(self.scores)
+        if kernels is not None:  # it needs no hint and takes signed scores
+            return kernels.select(self.scores.detach(), self.bounds, allowed)[0]
         mask, hints = top_k_segments(self.scores.detach().abs(), self.bounds, self.hints, allowed)
         self.hints.copy_(hints)
         return mask
@@ -145,7 +148,7 @@ class TaskModule(nn.Module):
     @torch.no_grad()
     def refresh_(self) -> None:
         """Fit the training codebooks anew to the task's own kept weights."""
-        if self.compression.bits >= 32:
+        if not self.has_codebooks:
             return
         own = self.layout.expand(self.mask() & ~self.owned)
         previous = None if self.is_fresh else self.centres
@@ -154,6 +157,11 @@ class TaskModule(nn.Module):
         )
         self.is_fresh = False
         self.index_()
+
+    @property
+    def has_codebooks(self) -> bool:
+        """Whether `refresh_` does anything."""
+        return self.compression.bits < 32
 
     @torch.no_grad()
     def index_(self) -> None:
@@ -172,6 +180,13 @@ class TaskModule(nn.Module):
     def effective(self, mask: Tensor | None = None) -> Tensor:
         """The flat effective weights that training differentiates through."""
         mask = self.mask() if mask is None else mask
+        kernels = kernels_for(self.free)
+        if kernels is not None and self.layout.is_identity and self.compression.bits < 32:
+            lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
+            return kernels.FusedWeights.apply(
+                self.free, self.scores, mask, self.owned_weights, self.bank_values, lookup,
+                self.code_segments,
+            )  # fmt: skip
         with torch.no_grad():
             values = torch.where(self.owned_weights, self.bank_values, self.quantized())
         return EffectiveWeights.apply(

@@ -20,7 +20,7 @@ from tinysubnets.batches import Batches
 from tinysubnets.capture import CapturedStep
 from tinysubnets.errors import SettingError
 from tinysubnets.task import Task
-from tinysubnets.updates import compiled_update
+from tinysubnets.updates import compiled_update, flat_update, has_kernels
 from tinysubnets.validation import Score, Validator
 
 PATIENCE = 6
@@ -75,6 +75,7 @@ class Trainable(Protocol):
     """What can be trained: it has a loss, and can show the tensors it would be used with."""
 
     architecture: Architecture
+    has_codebooks: bool
 
     def loss(
         self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None
@@ -218,6 +219,11 @@ class Training:
         loss.backward()
         self._update()
         return loss.detach()
+
+    def use_flat_update_(self) -> None:
+        """Update large vectors by a kernel of our own from now on, where it can be had."""
+        if self.settings.engine != "compiled" and has_kernels():
+            self._update = flat_update(self.optimizer)
 
     def validate(self) -> Score:
         """The validation score of the network as it stands, with statistics of its own."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +35,49 @@ def compiled_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         moments = [(s["exp_avg"], s["exp_avg_sq"], s["step"]) for s in states]
         function([p for p, _ in rows], [p.grad for p, _ in rows], moments,
                  [g["lr"] for _, g in rows], options)  # fmt: skip
+
+    return update
+
+
+LARGE = 1 << 14
+
+
+def has_kernels() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def flat_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """`optimizer.step()` with a kernel of our own for large vectors.
+
+    Torch's fused optimizers give each 65,536 values to one block of threads, so that a vector of
+    a hundred thousand keeps two of a GPU's many processors busy.
+    """
+    from tinysubnets import kernels
+
+    rows = [(p, g) for g in optimizer.param_groups for p in g["params"]]
+    large = [(p, g) for p, g in rows if p.numel() >= LARGE]
+    for parameter, _ in large:
+        _prepare_(optimizer, parameter)
+    groups = [
+        g | {"params": [p for p in g["params"] if p.numel() < LARGE]}
+        for g in optimizer.param_groups
+    ]
+    small = [g for g in groups if g["params"]]
+    make: Any = type(optimizer)
+    rest = make(small) if small else None
+    if rest is not None:
+        rest.state = optimizer.state  # one state for both, whichever updates it
+
+    def update() -> None:
+        if rest is not None:
+            rest.step()
+        for parameter, group in large:
+            state = optimizer.state[parameter]
+            if isinstance(optimizer, torch.optim.SGD):
+                kernels.sgd_(parameter, state, group)
+            else:
+                kernels.adam_(parameter, state, group, isinstance(optimizer, torch.optim.AdamW))
 
     return update
 
