@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tinysubnets.architecture import Mode
 from tinysubnets.dense_module import DenseModule, Outputs
 from tinysubnets.learners.dense import DenseLearner
 from tinysubnets.learners.dense_lesson import DenseLesson
@@ -35,17 +36,17 @@ class CWRStar(DenseLearner):
     name: ClassVar[str] = "cwr-star"
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:
-        if not self.learned:
-            return super()._module(task, outputs)
         start = self.start(task)
         first, stop = outputs.columns[-1]
         for name in self.architecture.output:
             # Rows of this task's classes go on from what is stored; all others rest at zero.
             rows = torch.zeros_like(start[name])
-            known = min(stop, len(self.tensors[name]))
-            rows[first:known] = self.tensors[name][first:known]
+            if self.learned:
+                known = min(stop, len(self.tensors[name]))
+                rows[first:known] = self.tensors[name][first:known]
             start[name] = rows
-        return DenseModule(self.architecture, start, outputs, num_old=first, mode="eval")
+        mode: Mode = "eval" if self.learned else "train"
+        return DenseModule(self.architecture, start, outputs, num_old=first, mode=mode)
 
     def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         first, stop = lesson.columns
