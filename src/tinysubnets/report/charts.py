@@ -143,7 +143,7 @@ def _dot_label(
     drawing: Drawing, frame: Frame, dot: Dot, taken: list[tuple[float, float, float]]
 ) -> None:
     """Write a label beside its dot, on the side where there is room, clear of other labels."""
-    width = text_width(dot.label, SMALL)
+    width = text_width(dot.label, SMALL) * 1.1
     x, y = frame.x(dot.x), frame.y(dot.y * 100)
     left = x + dot.size + 5
     if left + width > WIDTH:

@@ -1,0 +1,80 @@
+"""The documentation: its Python runs, its commands parse, its pages and names are complete."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tinysubnets
+from tinysubnets import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+SOURCES = [*PAGES, ROOT / "README.md"]
+# Only these hold Python that is meant to be run from top to bottom.
+GUIDE = [p for p in PAGES if "```python\n" in p.read_text(encoding="utf-8")]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of a language on a page."""
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+
+
+@pytest.mark.parametrize("path", GUIDE, ids=lambda p: p.name)
+def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {"__name__": "documentation"}
+    for number, text in enumerate(blocks(path, "python"), 1):
+        exec(compile(text, f"{path.name}, block {number}", "exec"), space)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
+def test_commands_exist_with_their_options(path: Path) -> None:
+    lines = [
+        line.removeprefix("$ ").split("  #")[0]
+        for block in (*blocks(path, "console"), *blocks(path, "sh"), *blocks(path, "bash"))
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    for line in lines:
+        words = shlex.split(line)
+        if words[:1] == ["tsn"] and words[1:2] != ["--help"] and "--help" not in words:
+            cli._parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_toml_examples_are_toml(path: Path) -> None:
+    for text in blocks(path, "toml"):
+        tomllib.loads(text)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for path in PAGES:
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^::: tinysubnets\.(?:\w+\.)*(\w+)$", text, re.M))
+    errors = {n for n in tinysubnets.__all__ if n.endswith(("Error", "Warning"))}
+    assert "errors" in listed
+    missing = set(tinysubnets.__all__) - listed - errors - {"__version__"}
+    assert not missing
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    yaml = pytest.importorskip("yaml")
+    values = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+    def leaves(node: object) -> list[str]:
+        if isinstance(node, str):
+            return [node]
+        parts = node.values() if isinstance(node, dict) else node
+        return [leaf for part in parts for leaf in leaves(part)]  # type: ignore[attr-defined]
+
+    assert set(leaves(values["nav"])) == {p.name for p in PAGES}
