@@ -241,3 +241,23 @@ def test_layers_that_own_shared_weights() -> None:
     assert owners[attention] == [f"{attention}.in_proj_weight", f"{attention}.out_proj.weight"]
     assert f"{attention}.out_proj" not in owners
     assert owners["embed"] == ["embed.weight"]
+
+
+def test_layout_maps_blocks_to_weights_and_back() -> None:
+    """Rows of 6 in blocks of 4 and 2; a convolution kernel is one block whatever its size."""
+    net = stack(nn.Linear(6, 2, bias=False), head=2)
+    layout = Layout(Architecture(net).shared, 4)
+    assert layout.num_weights == 12 and layout.num_blocks == 4
+    assert layout.block_sizes.tolist() == [4, 2, 4, 2]
+    wide = [1.0] * 4 + [2.0] * 2 + [3.0] * 4 + [4.0] * 2
+    assert layout.expand(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == wide
+    assert layout.sum(torch.arange(12.0)).tolist() == [6.0, 9.0, 30.0, 21.0]
+    assert layout.keep(0.5) == (2,) and layout.keep(1e-9) == (1,)
+
+    net = stack(nn.Conv2d(2, 3, 2, bias=False), nn.Conv2d(3, 2, 1, bias=False), head=2)
+    layout = Layout(Architecture(net).shared, 8)
+    assert layout.segments == ((0, 24), (24, 30)) and layout.block_segments == ((0, 6), (6, 8))
+    assert layout.block_sizes.tolist() == [4] * 6 + [3] * 2
+    both = torch.stack([torch.arange(8.0), -torch.arange(8.0)])
+    assert torch.equal(layout.sum(layout.expand(both)), both * layout.block_sizes)
+    assert layout.expand(both).shape == (2, 30)

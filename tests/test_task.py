@@ -266,6 +266,28 @@ def test_a_streaming_error_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -
     assert learn.store.tasks == () and learn.store.banks == []
 
 
+def test_arrays_of_every_form_are_read_alike() -> None:
+    x, y = data()
+    learn = learner()
+    learn.learn(Task.from_arrays("a", x, y))
+    frozen = x.copy()
+    frozen.setflags(write=False)
+    forms: dict[str, Any] = {
+        "reversed": np.ascontiguousarray(x[::-1])[::-1],
+        "columns": np.asfortranarray(x),
+        "read-only": frozen,
+        "big-endian": x.astype(">f4"),
+        "double": x.astype(np.float64),
+        "long": x.astype(np.longdouble),
+        "tensor": torch.from_numpy(x).requires_grad_(),
+        "lists": x.tolist(),
+    }
+    wanted = Task.from_arrays("a", x, y).train.inputs()
+    for name, form in forms.items():
+        assert torch.equal(Task.from_arrays(name, form, y).train.inputs().float(), wanted), name
+        assert torch.equal(learn.logits("a", form), learn.logits("a", x)), name
+
+
 def test_a_split_knows_its_size() -> None:
     split = Split(torch.zeros(10, 3, 4, dtype=torch.uint8), torch.zeros(10, dtype=torch.long))
     assert split.size_bytes() == 120

@@ -49,6 +49,17 @@ class DatasetInputs:
         return torch.stack(items) if items else torch.empty(0)
 
 
+def as_tensor(inputs: Any) -> Tensor:
+    """Inputs as a tensor; what torch cannot hold as it is (reversed, read-only, …) is copied."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    array = np.asarray(inputs)
+    kind = array.dtype.newbyteorder("=")
+    if kind.kind == "f" and kind.itemsize > 8:
+        kind = np.dtype(np.float64)
+    return torch.from_numpy(np.require(array, kind, ["C", "W"]))
+
+
 def is_tokens(inputs: Tensor) -> bool:
     """Whether raw inputs are integer tokens: any integer type but uint8, which means pixels."""
     return not inputs.is_floating_point() and inputs.dtype != torch.uint8
@@ -69,7 +80,7 @@ def checked_inputs(name: str, inputs: Any) -> Inputs:
                     f"task {name!r}: inputs of type {array.dtype} cannot be learned from; "
                     "give uint8 or float images and vectors, or integer tokens."
                 )
-            inputs = torch.from_numpy(array if array.flags.writeable else array.copy())
+            inputs = as_tensor(array)
         source = sample = inputs.detach().cpu()
     if sample.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise TaskError(

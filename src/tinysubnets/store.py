@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets.architecture import Architecture
+from tinysubnets.arrays import as_tensor
 from tinysubnets.bank import Bank
 from tinysubnets.capacity import Ledger
 from tinysubnets.errors import TaskError, unknown
@@ -116,7 +117,7 @@ class SubnetStore:
     @torch.no_grad()
     def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
         """The task's class scores for raw inputs, one row per sample, on the CPU."""
-        raw = inputs if isinstance(inputs, Tensor) else torch.from_numpy(np.asarray(inputs))
+        raw = as_tensor(inputs)
         tensors, normalise = self.tensors(task), self.subnet(task).normalisation
         parts = [
             self.architecture(tensors, normalise(part.to(self.device))).cpu()
