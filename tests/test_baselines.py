@@ -14,6 +14,7 @@ from tinysubnets.architecture import Architecture
 from tinysubnets.errors import CapacityError, CapacityWarning, SettingError, TaskError
 from tinysubnets.learners.dense import DenseLearner
 from tinysubnets.learners.dense_file import load_dense
+from tinysubnets.metrics import Probe, measure_row
 from tinysubnets.task import Task
 
 METHODS = list(learners.METHODS)
@@ -145,6 +146,16 @@ def test_classes_of_the_same_name_are_other_classes_in_another_task():
         learner.learn(task)
     assert learner.logits(None, permuted()[0].test.inputs()).shape[1] == 20
     assert learner.columns("p1") == (10, 20) and learner.classes[13] == ("p1", 3)
+
+
+def test_a_class_of_another_task_is_wrong_even_with_the_same_label():
+    learner, probes = make("naive", setting="class"), [Probe.of(t) for t in permuted()]
+    learner.learn(permuted()[0])
+    assert measure_row(learner, probes, 0)[1:] == [None, None]
+    learner.learn(permuted()[1])
+    row = measure_row(learner, probes, 1)
+    assert row[0] < 0.05 and row[1] > 0.8 and row[2] is None
+    assert row[:2] == [accuracy(learner, t) for t in permuted()[:2]]
 
 
 def test_with_the_task_unknown_all_tasks_are_normalised_like_the_first():

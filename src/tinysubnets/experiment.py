@@ -180,6 +180,9 @@ class Experiment:
     def _restore_(self, checkpoint: Checkpoint) -> None:
         restore_learner_(self.learner, checkpoint.learned)
         numbers = checkpoint.numbers
+        if hasattr(self.learner, "revisit_"):  # joint training keeps all data, a checkpoint none
+            for index in range(len(numbers["matrix"])):
+                self.learner.revisit_(self.scenario.task(index))
         self.matrix, self.notes = [list(row) for row in numbers["matrix"]], list(numbers["notes"])
         self._seconds = float(numbers["seconds"])
         self._learned_is_saved = True

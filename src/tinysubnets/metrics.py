@@ -7,7 +7,7 @@ index against class index; None where the two do not have the same number of cla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,19 +49,35 @@ def measure_row(learner: Any, probes: Sequence[Probe], learned: int) -> Row:
 
 
 def accuracy(learner: Any, probe: Probe) -> float:
-    """The share of a learned task's samples whose predicted label is the user's own label."""
+    """The share of a learned task's samples whose predicted class is their own.
+
+    With the task unknown and classes of all tasks to choose from, a class of another task is wrong,
+    even one of the same label.
+    """
+    if _setting(learner) == "class-incremental":
+        first = learner.columns(probe.name)[0]
+        return _share(probe, lambda x: learner.logits(None, x).argmax(1).numpy() - first)
     name = probe.name if _is_told_the_task(learner) else None
-    classes = np.array(probe.classes)
+    number = {label: i for i, label in enumerate(probe.classes)}
+    return _share(
+        probe, lambda x: np.array([number.get(v, -1) for v in learner.predict(name, x).tolist()])
+    )
+
+
+def _share(probe: Probe, answer: Callable[[Any], np.ndarray]) -> float:
+    """The share of a probe's samples for which the answer is their class number."""
     correct = 0
     for start in range(0, len(probe.data), CHUNK):
         part = slice(start, start + CHUNK)
-        predicted = learner.predict(name, probe.data.inputs(part))
-        correct += int((predicted == classes[probe.data.labels[part].numpy()]).sum())
+        chosen = answer(probe.data.inputs(part))
+        correct += int((chosen == probe.data.labels[part].numpy()).sum())
     return correct / len(probe.data)
 
 
 def accuracy_ahead(learner: Any, current: Probe, ahead: Probe) -> float | None:
     """How the current task's network does on a task not yet learned, by class index."""
+    if _setting(learner) == "class-incremental":
+        return None  # classes that were never seen cannot be answered
     if not _is_told_the_task(learner):
         # One head answers with labels it has seen: right only if the classes are the same.
         return accuracy(learner, ahead) if current.classes == ahead.classes else None
@@ -77,7 +93,11 @@ def accuracy_ahead(learner: Any, current: Probe, ahead: Probe) -> float | None:
 
 
 def _is_told_the_task(learner: Any) -> bool:
-    return getattr(learner, "setting", "task-incremental") == "task-incremental"
+    return _setting(learner) == "task-incremental"
+
+
+def _setting(learner: Any) -> str:
+    return str(getattr(learner, "setting", "task-incremental"))
 
 
 def summary(matrix: Matrix, num_classes: Sequence[int]) -> dict[str, float | None]:
