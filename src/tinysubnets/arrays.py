@@ -129,11 +129,11 @@ def remapped_labels(name: str, labels: Any, num_samples: int) -> tuple[Tensor, t
 
 
 def _as_classes(name: str, array: np.ndarray) -> np.ndarray:
-    """Labels as whole numbers, true and false, or texts, or an error that says what they are."""
+    """Labels as whole numbers or texts (true is 1, false is 0), or an error that says what is."""
     if array.dtype.kind == "O":
         kinds = {type(v) for v in array.tolist()}
         if kinds and all(issubclass(k, (int, np.integer)) for k in kinds):
-            return array.astype(bool if kinds <= {bool, np.bool_} else np.int64)
+            return _as_numbers(name, array)
         if not all(issubclass(k, str) for k in kinds):
             named = ", ".join(sorted(k.__name__ for k in kinds))
             raise TaskError(
@@ -150,7 +150,13 @@ def _as_classes(name: str, array: np.ndarray) -> np.ndarray:
             f"task {name!r}: labels of type {array.dtype} are not classes; "
             "give whole numbers or texts."
         )
-    return array.astype(str) if array.dtype.kind == "S" else array
+    return array.astype(str) if array.dtype.kind in "US" else _as_numbers(name, array)
+
+
+def _as_numbers(name: str, array: np.ndarray) -> np.ndarray:
+    if (array >= 2**63).any() or (array < -(2**63)).any():
+        raise TaskError(f"task {name!r}: a label of more than 63 bits is given; renumber them.")
+    return array.astype(np.int64)
 
 
 def stratified(name: str, labels: Tensor, share: Any, seed: int) -> tuple[Tensor, Tensor]:
