@@ -154,7 +154,8 @@ def _as_classes(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _as_numbers(name: str, array: np.ndarray) -> np.ndarray:
-    if (array >= 2**63).any() or (array < -(2**63)).any():
+    wide = array.tolist() if array.dtype in (object, np.uint64) else ()
+    if any(not -(2**63) <= int(v) < 2**63 for v in wide):
         raise TaskError(f"task {name!r}: a label of more than 63 bits is given; renumber them.")
     return array.astype(np.int64)
 
