@@ -105,7 +105,7 @@ class DenseModule(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the network, by the user's own names."""
         out: dict[str, Tensor] = {
-            n: ps[0] if len(ps) == 1 else torch.cat(ps) for n, ps in self.parts().items()
+            n: ps[0] if len(ps) == 1 else torch.cat([*ps]) for n, ps in self.parts().items()
         }
         out |= dict(zip(self.architecture.statistics, self.statistics, strict=True))
         constants = {n: getattr(self, f"constant_{i}") for i, n in enumerate(self.constant_names)}

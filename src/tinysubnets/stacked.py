@@ -25,10 +25,11 @@ from tinysubnets.augment import Augmentation, augment
 from tinysubnets.batches import Batches
 from tinysubnets.capture import CapturedStep
 from tinysubnets.errors import SettingError
+from tinysubnets.numerics import arithmetic, seeded
 from tinysubnets.task import Normalisation
 from tinysubnets.task_module import LOOKUP, TaskModule
-from tinysubnets.training import EpochReport, Training, arithmetic, make_optimizer, seeded
-from tinysubnets.updates import flat_update, has_kernels
+from tinysubnets.training import EpochReport, Training
+from tinysubnets.updates import flat_update, has_kernels, make_optimizer
 
 
 class StackedModule(TaskModule):
@@ -142,7 +143,7 @@ class StackedTraining:
         orders = [t.train.filled(t.order(), self.settings.batch_size) for t in self.trainings]
         order = torch.stack(orders, 1).flatten(1)  # [steps, runs · batch]
         with seeded(self.device, seeds.key(*first.path, first.progress.epoch, "noise") >> 1):
-            with arithmetic(self.settings):
+            with arithmetic(self.settings.precision, self.settings.deterministic):
                 total = self._run(order, rates, due)
         self.module.unstack_([t.module for t in self.trainings])
         loss = float(total) / (len(self.trainings) * self.num_steps)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol
@@ -19,8 +18,9 @@ from tinysubnets.augment import Augmentation
 from tinysubnets.batches import Batches
 from tinysubnets.capture import CapturedStep
 from tinysubnets.errors import SettingError
+from tinysubnets.numerics import arithmetic, seeded
 from tinysubnets.task import Task
-from tinysubnets.updates import compiled_update, flat_update, has_kernels
+from tinysubnets.updates import compiled_update, flat_update, has_kernels, make_optimizer
 from tinysubnets.validation import Score, Validator
 
 PATIENCE = 6
@@ -168,7 +168,10 @@ class Training:
         rates, due = self.plan()
         path = (*self.path, self.progress.epoch)
         # Dropout and augmentation draw from the global generators: a graph knows no others.
-        with seeded(self.device, seeds.key(*path, "noise") >> 1), arithmetic(self.settings):
+        with (
+            seeded(self.device, seeds.key(*path, "noise") >> 1),
+            arithmetic(self.settings.precision, self.settings.deterministic),
+        ):
             total = self._run(self.order(), rates, due)
         return self.conclude(float(total) / self.num_steps, rates[-1], begin)
 
@@ -316,46 +319,3 @@ def compiled_loss() -> Callable[..., Tensor]:
     Made when first asked for, because to load the compiler takes seconds.
     """
     return torch.compile(loss_of, dynamic=False)
-
-
-def make_optimizer(
-    groups: dict[str, list[nn.Parameter]], settings: TrainingSettings, device: torch.device
-) -> torch.optim.Optimizer:
-    """The optimizer; mask scores have a rate of their own and are never decayed."""
-    factor = 1.0 if settings.score_rate is None else settings.score_rate / settings.learning_rate
-    table = [
-        {
-            "params": p,
-            "factor": factor if n == "scores" else 1.0,
-            "lr": settings.learning_rate,
-            "weight_decay": 0.0 if n == "scores" else settings.weight_decay,
-        }
-        for n, p in groups.items()
-        if p
-    ]
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(table, settings.learning_rate, settings.momentum, fused=True)
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(table, settings.learning_rate, fused=True, capturable=device.type == "cuda")
-
-
-@contextmanager
-def arithmetic(settings: TrainingSettings) -> Iterator[None]:
-    """Matrix products in the precision asked for inside, and as they were outside."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
-    matmul.allow_tf32 = cudnn.allow_tf32 = settings.precision != "float32"
-    cudnn.benchmark, cudnn.deterministic = not settings.deterministic, settings.deterministic
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """The global generators seeded inside, and as they were outside: dropout draws from them."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield

@@ -1,4 +1,4 @@
-"""Optimizer updates as one compiled function over all parameters, for steps that wait on launches.
+"""Optimizers, and faster forms of their updates for steps that wait on launches.
 
 The state is that of the torch optimizer itself, under the same names, so that an update by either
 is an update of both.
@@ -9,10 +9,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class Rates(Protocol):
+    """What an optimizer needs of the training settings."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def score_rate(self) -> float | None: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+
+
+def make_optimizer(
+    groups: dict[str, list[nn.Parameter]], settings: Rates, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer; mask scores have a rate of their own and are never decayed."""
+    factor = 1.0 if settings.score_rate is None else settings.score_rate / settings.learning_rate
+    table = [
+        {
+            "params": p,
+            "factor": factor if n == "scores" else 1.0,
+            "lr": settings.learning_rate,
+            "weight_decay": 0.0 if n == "scores" else settings.weight_decay,
+        }
+        for n, p in groups.items()
+        if p
+    ]
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(table, settings.learning_rate, settings.momentum, fused=True)
+    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    return kind(table, settings.learning_rate, fused=True, capturable=device.type == "cuda")
 
 
 def compiled_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:

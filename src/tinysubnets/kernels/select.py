@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 import triton
@@ -136,7 +135,7 @@ def select(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> tup
         table if allowed is None else allowed.expand(values.shape).contiguous().view(torch.uint8)
     )
     rows, num = len(table), len(bounds)
-    tiles, first, counts, covered = _plan(tuple(bounds), rows, size, values.device)
+    tiles, first, counts, covered = plan(tuple(bounds), rows, size, values.device, TILE)
     state = first.clone()
     index_bits = max(size - 1, 1).bit_length()
     grid, shift = (len(tiles), rows), 31
@@ -199,182 +198,19 @@ def select(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> tup
 
 
 @lru_cache(maxsize=64)
-def _plan(
-    bounds: tuple[tuple[int, int, int], ...], rows: int, size: int, device: torch.device
+def plan(
+    bounds: tuple[tuple[int, int, int], ...], rows: int, size: int, device: torch.device, tile: int
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Tiles (segment, start, stop) that cross no border, first states, counters, full cover.
 
     The counters are zero before and after every search.
     """
     tiles = [
-        (i, at, min(at + TILE, stop))
+        (i, at, min(at + tile, stop))
         for i, (start, stop, _) in enumerate(bounds)
-        for at in range(start, stop, TILE)
+        for at in range(start, stop, tile)
     ]
     state = [[0, 0, k, int(k == 0), k] for _, _, k in bounds] * rows
     to = partial(torch.tensor, dtype=torch.int32, device=device)
     counts = torch.zeros(rows * len(bounds), BINS, dtype=torch.int32, device=device)
     return to(tiles), to(state), counts, sum(j - i for i, j, _ in bounds) == size
-
-
-@triton.jit
-def _snapped(free, owned, bank, low, rate, table, place, inside, codebook, steps):
-    """The value of each weight: the bank's where owned, else the centre nearest to the free one."""
-    value = tl.load(free + place, mask=inside, other=0.0)
-    step = (value - tl.load(low + codebook)) * tl.load(rate + codebook)
-    step = tl.minimum(tl.maximum(step, 0.0), steps - 1.0)
-    near = tl.load(table + codebook * steps + step.to(tl.int32), mask=inside, other=0.0)
-    is_owned = tl.load(owned + place, mask=inside, other=0) != 0
-    return tl.where(is_owned, tl.load(bank + place, mask=inside, other=0.0), near), is_owned
-
-
-@triton.jit
-def _forward(
-    free, kept, owned, bank, low, rate, table, tiles, out, num_values, num_segments, steps,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Effective weights of one tile."""
-    tile, row = tl.program_id(0), tl.program_id(1)
-    codebook = row * num_segments + tl.load(tiles + 3 * tile)
-    offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
-    inside = offset < tl.load(tiles + 3 * tile + 2)
-    place = row * num_values + offset
-    value, _ = _snapped(free, owned, bank, low, rate, table, place, inside, codebook, steps)
-    is_kept = tl.load(kept + place, mask=inside, other=0) != 0
-    tl.store(out + place, tl.where(is_kept, value, 0.0), mask=inside)
-
-
-@triton.jit
-def _backward(
-    gradient, free, scores, kept, owned, bank, low, rate, table, tiles, to_free, to_scores,
-    num_values, num_segments, steps, TILE: tl.constexpr,
-):  # fmt: skip
-    """Gradients of free values and scores of one tile."""
-    tile, row = tl.program_id(0), tl.program_id(1)
-    codebook = row * num_segments + tl.load(tiles + 3 * tile)
-    offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
-    inside = offset < tl.load(tiles + 3 * tile + 2)
-    place = row * num_values + offset
-    value, is_owned = _snapped(free, owned, bank, low, rate, table, place, inside, codebook, steps)
-    is_kept = tl.load(kept + place, mask=inside, other=0) != 0
-    slope = tl.load(gradient + place, mask=inside, other=0.0)
-    score = tl.load(scores + place, mask=inside, other=0.0)
-    sign = tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
-    tl.store(to_free + place, tl.where(is_kept & (is_owned == 0), slope, 0.0), mask=inside)
-    tl.store(to_scores + place, slope * value * sign, mask=inside)
-
-
-class FusedWeights(torch.autograd.Function):
-    """`EffectiveWeights` for one mask bit per weight, each direction in one kernel.
-
-    Quantized values are looked up again going backward: that costs less than keeping them.
-    """
-
-    @staticmethod
-    def forward(ctx, free, scores, mask, owned, bank, lookup, segments):
-        size = free.shape[-1]
-        bounds = tuple((i, j, 0) for i, j in segments)
-        rows = free.numel() // size
-        tiles, *_ = _plan(bounds, rows, size, free.device)
-        ctx.size, ctx.num, ctx.grid = size, len(segments), (len(tiles), rows)
-        low, rate, table = lookup
-        ctx.save_for_backward(free, scores, mask, owned, bank, low, rate, table, tiles)
-        out = torch.empty_like(free)
-        _forward[ctx.grid](
-            free, mask.view(torch.uint8), owned.view(torch.uint8), bank, low, rate, table, tiles,
-            out, size, ctx.num, table.shape[-1], TILE=TILE,
-        )  # fmt: skip
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        free, scores, mask, owned, bank, low, rate, table, tiles = ctx.saved_tensors
-        to_free, to_scores = torch.empty_like(free), torch.empty_like(scores)
-        _backward[ctx.grid](
-            gradient.contiguous(), free, scores, mask.view(torch.uint8), owned.view(torch.uint8),
-            bank, low, rate, table, tiles, to_free, to_scores, ctx.size, ctx.num,
-            table.shape[-1], TILE=TILE,
-        )  # fmt: skip
-        return to_free, to_scores, None, None, None, None, None
-
-
-@triton.jit
-def _power(BASE: tl.constexpr, exponent):
-    """BASE to the power of a whole number below 2^22, in float64."""
-    result = tl.full((), 1.0, tl.float64)
-    base = tl.full((), BASE, tl.float64)
-    for bit in tl.static_range(22):
-        result = tl.where(((exponent >> bit) & 1) == 1, result * base, result)
-        base = base * base
-    return result
-
-
-@triton.jit
-def _adam(
-    parameter, gradient, first, second, step, rate, count,
-    BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr, DECAY: tl.constexpr,
-    DECOUPLED: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """One Adam update of SIZE values; `step` counts this update already."""
-    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    inside = place < count
-    p = tl.load(parameter + place, mask=inside)
-    g = tl.load(gradient + place, mask=inside)
-    lr = tl.load(rate)
-    number = tl.load(step).to(tl.int32)
-    if DECAY != 0.0:
-        if DECOUPLED:
-            p = p * (1.0 - lr * DECAY)
-        else:
-            g = g + DECAY * p
-    m = tl.load(first + place, mask=inside)
-    v = tl.load(second + place, mask=inside)
-    m = m + (1.0 - BETA1) * (g - m)
-    v = BETA2 * v + (1.0 - BETA2) * g * g
-    size = lr / (1.0 - _power(BETA1, number)).to(tl.float32)
-    root = tl.sqrt((1.0 - _power(BETA2, number)).to(tl.float32))
-    p = p - size * m / (tl.sqrt(v) / root + EPSILON)
-    tl.store(parameter + place, p, mask=inside)
-    tl.store(first + place, m, mask=inside)
-    tl.store(second + place, v, mask=inside)
-
-
-@triton.jit
-def _sgd(
-    parameter, gradient, buffer, rate, count, MOMENTUM: tl.constexpr, DECAY: tl.constexpr,
-    SIZE: tl.constexpr,
-):  # fmt: skip
-    """One update by gradient descent with momentum of SIZE values."""
-    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    inside = place < count
-    p = tl.load(parameter + place, mask=inside)
-    g = tl.load(gradient + place, mask=inside) + DECAY * p
-    if MOMENTUM != 0.0:
-        g = MOMENTUM * tl.load(buffer + place, mask=inside) + g
-        tl.store(buffer + place, g, mask=inside)
-    tl.store(parameter + place, p - tl.load(rate) * g, mask=inside)
-
-
-UPDATE = 1024  # values per program
-
-
-def adam_(
-    parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], decoupled: bool
-) -> None:
-    """An Adam update in place, by the state and group of a torch optimizer; the rate a tensor."""
-    state["step"].add_(1)
-    count = parameter.numel()
-    _adam[(-(-count // UPDATE),)](
-        parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"],
-        group["lr"], count, BETA1=group["betas"][0], BETA2=group["betas"][1],
-        EPSILON=group["eps"], DECAY=group["weight_decay"], DECOUPLED=decoupled, SIZE=UPDATE,
-    )  # fmt: skip
-
-
-def sgd_(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-    """A gradient step in place, by the state and group of a torch optimizer; the rate a tensor."""
-    count = parameter.numel()
-    _sgd[(-(-count // UPDATE),)](
-        parameter, parameter.grad, state["momentum_buffer"], group["lr"], count,
-        MOMENTUM=group["momentum"], DECAY=group["weight_decay"], SIZE=UPDATE,
-    )  # fmt: skip
