@@ -43,9 +43,10 @@ def save(store: SubnetStore, folder: str | os.PathLike[str]) -> Path:
             "deployment; load the whole model to save it."
         )
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    if not target.is_dir():
-        raise ArtifactError(f"{target} is not a folder.")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"{target} is not a folder to save in: {error.strerror}.") from None
     encoded = encode(store)
     identity = _identity_of(encoded.parts[0])
     path = target / FILE_NAME

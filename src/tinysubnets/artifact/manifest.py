@@ -13,7 +13,7 @@ import torch
 from tinysubnets.architecture import Architecture, Specification
 from tinysubnets.artifact.container import VERSION
 from tinysubnets.artifact.memory import DTYPES, MAX_DIMENSIONS
-from tinysubnets.errors import ArchitectureError, DamageError
+from tinysubnets.errors import ArchitectureError, DamageError, TaskError
 from tinysubnets.layout import Layout
 from tinysubnets.subnet import Subnet
 from tinysubnets.task import Label, Normalisation
@@ -205,10 +205,20 @@ def _read_task(value: Any, classes: list[tuple[Label, ...]], number: int) -> Tas
         classes=classes[_whole(entry.get("classes"), f"{where}, classes", 0, known)],
         bank=_whole(entry.get("bank"), f"{where}, bank", 0, 1 << 16),
         bits=_whole(entry.get("bits"), f"{where}, bits", 1, 32),
-        normalisation=Normalisation(mean, std, trailing),
+        normalisation=normalisation_of(mean, std, trailing),
         channels=channels,
         one_codebook=_whole(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
     )
+
+
+def normalisation_of(
+    mean: tuple[float, ...], std: tuple[float, ...], trailing: int
+) -> Normalisation:
+    """A normalisation as read; numbers that cannot be one are damage."""
+    try:
+        return Normalisation(mean, std, trailing)
+    except TaskError as error:
+        raise DamageError(str(error)) from None
 
 
 def _specifications(value: Any, where: str) -> tuple[Specification, ...]:

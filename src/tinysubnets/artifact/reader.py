@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.artifact.container import ModelFile
-from tinysubnets.artifact.manifest import Manifest, TaskEntry, manifest_of
+from tinysubnets.artifact.manifest import Manifest, TaskEntry, manifest_of, normalisation_of
 from tinysubnets.artifact.masks import Plan, read_coded_mask
 from tinysubnets.artifact.memory import read_memory, read_raw
 from tinysubnets.artifact.records import read_records
@@ -189,7 +189,7 @@ class _Walk:
         normalisation = entry.normalisation
         if entry.channels:
             mean, std = (tuple(other.floats(entry.channels, 32).tolist()) for _ in range(2))
-            normalisation = Normalisation(mean, std, entry.normalisation.trailing)
+            normalisation = normalisation_of(mean, std, entry.normalisation.trailing)
         shapes = self.manifest.private_shapes(len(entry.classes))
         tensors = {
             name: read_tensor(head if self.manifest.in_head(name) else other, math.prod(shape))

@@ -1,0 +1,138 @@
+"""Small models made without training: every kind of section, the same on every machine."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tinysubnets import networks
+from tinysubnets.architecture import Architecture
+from tinysubnets.divergence import Statistics
+from tinysubnets.store import SubnetStore
+from tinysubnets.subnet import BankDecision, Coded, Subnet, code
+from tinysubnets.task import Normalisation
+
+SETTINGS: dict[str, Any] = {"tsn": {"seed": 7, "scale": "kaiming"}}
+
+
+class Shift(nn.Module):
+    """A layer with a constant buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.linspace(-1, 1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
+def own_network() -> nn.Module:
+    """A network that is not of the package: a constant buffer, BatchNorm, a head named `fc`."""
+    return nn.Sequential(
+        OrderedDict(
+            shift=Shift(),
+            one=nn.Linear(6, 12),
+            norm=nn.BatchNorm1d(12),
+            relu=nn.ReLU(),
+            two=nn.Linear(12, 12, bias=False),
+            fc=nn.Linear(12, 3),
+        )
+    )
+
+
+def architecture(kind: str = "named") -> Architecture:
+    """The package's smallest network with its name recorded, or a user's own."""
+    if kind == "own":
+        return Architecture(own_network())
+    settings = {"in_features": 6, "hidden": [12, 10], "classes": 3}
+    record = {"network": "mlp", "settings": settings, "head": "fc"}
+    return Architecture(networks.build("mlp", **settings), rebuild=record)
+
+
+def add_task(store: SubnetStore, number: int, bank: int = 0, **changes: Any) -> Subnet:
+    """Add a task with a random mask and random values, drawn from its number."""
+    rng = np.random.default_rng(1000 + number)
+    layout = store.layout
+    if store.banks and bank < len(store.banks) and number % 2:
+        last = store.members(bank)[-1].mask.numpy()
+        mask = last ^ (rng.random(layout.num_blocks) < 0.1)
+    else:
+        mask = rng.random(layout.num_blocks) < 0.3
+    owned = store.banks[bank].owned.numpy() if bank < len(store.banks) else np.zeros_like(mask)
+    new = layout.expand(torch.from_numpy(mask & ~owned)).numpy()
+    values = torch.from_numpy(rng.normal(size=layout.num_weights).astype(np.float32))
+    segments = layout.segments if number != 2 else ((0, layout.num_weights),)
+    bits = 32 if number == 3 else 2 + number % 3
+    own = tuple(code(values[i:j][torch.from_numpy(new[i:j])], bits) for i, j in segments)
+    classes = ("cat", "dog", "emu") if number % 2 else tuple(range(2 + number % 3))
+    shapes = store.architecture.private_shapes(len(classes))
+    private = {
+        n: _private(torch.from_numpy(rng.normal(size=int(np.prod(s))).astype(np.float32)), i)
+        for i, (n, s) in enumerate(shapes.items())
+    }
+    for name in private:
+        if name.endswith("running_var"):
+            private[name] = Coded(private[name].decode().abs() + 1)
+    fields: dict[str, Any] = {
+        "name": f"task {number}",
+        "classes": classes,
+        "normalisation": Normalisation((0.5,), (0.3,)) if number % 2 else _per_feature(rng),
+        "bank": bank,
+        "mask": torch.from_numpy(mask),
+        "bits": bits,
+        "own": own,
+        "private": private,
+        "shapes": shapes,
+        "memory": _memory(number, rng),
+        "decision": _decision(store, number, bank),
+        "valid_accuracy": 0.5 + number / 64,
+    }
+    subnet = Subnet(**(fields | changes))
+    store.add_(subnet)
+    return store.subnet(subnet.name)
+
+
+def store(kind: str = "named", tasks: int = 4, block: int = 1) -> SubnetStore:
+    """A store of some tasks in two banks."""
+    made = SubnetStore(architecture(kind), block=block, settings=SETTINGS)
+    for number in range(tasks):
+        add_task(made, number, bank=int(number == 2 or number == 4))
+    return made
+
+
+def inputs(count: int = 9) -> Tensor:
+    """Raw inputs for these networks."""
+    rng = np.random.default_rng(5)
+    return torch.from_numpy(rng.normal(size=(count, 6)).astype(np.float32))
+
+
+def _private(values: Tensor, number: int) -> Coded:
+    return code(values, (4, 16, 32)[number % 3])
+
+
+def _per_feature(rng: np.random.Generator) -> Normalisation:
+    mean, std = rng.normal(size=6), 0.5 + rng.random(6)
+    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _memory(number: int, rng: np.random.Generator) -> Statistics | Tensor | None:
+    numbers = torch.from_numpy(rng.normal(size=(2, 5))).float()
+    if number == 1:
+        return Statistics("gaussian", numbers[0].half().float(), numbers[1].abs(), 0.125, 50)
+    if number == 2:
+        return torch.from_numpy(rng.integers(0, 255, (4, 6), dtype=np.uint8))
+    if number == 3:
+        return Statistics("histogram", numbers[0].abs().half().float(), None, 1 / 3, 50)
+    return None
+
+
+def _decision(made: SubnetStore, number: int, bank: int) -> BankDecision | None:
+    if not made.tasks:
+        return None
+    distances = {name: 1.5 + i / 3 for i, name in enumerate(made.tasks)}
+    distances[made.tasks[-1]] = float("inf")
+    return BankDecision(bank, "as the test says", distances, made.tasks[0])

@@ -1,0 +1,410 @@
+"""Damaged and forged model files: always one of the documented errors, at little cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import models
+from forge import Sections, forged, opened
+from tinysubnets import artifact
+from tinysubnets.artifact import ModelFile, read_contents
+from tinysubnets.artifact.container import KINDS, MAX_HEADER_BYTES
+from tinysubnets.errors import ArtifactError, DamageError, FormatError, MismatchError
+from tinysubnets.store import SubnetStore
+
+LARGE = 100 << 20  # bytes: what no file of some kilobytes may cost
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of some kilobytes with every kind of section."""
+    return models.store("named", tasks=4).save(tmp_path_factory.mktemp("small"))
+
+
+def check(path: Path) -> None:
+    """Decode everything in a file."""
+    with ModelFile(path) as file:
+        read_contents(file)
+
+
+@pytest.fixture
+def cheap() -> Iterator[None]:
+    """Insist that a test allocates little."""
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < LARGE
+
+
+def test_every_flipped_byte_is_found(small: Path, tmp_path: Path) -> None:
+    data, path = bytearray(small.read_bytes()), tmp_path / "model.safetensors"
+    check(small)
+    header = 8 + int.from_bytes(data[:8], "little")
+    for place in range(len(data)):
+        data[place] ^= 1 << place % 8
+        path.write_bytes(data)
+        data[place] ^= 1 << place % 8
+        with pytest.raises((FormatError, DamageError)) as caught:
+            check(path)
+        assert place < header or caught.type is DamageError
+
+
+def test_every_truncation_is_found(small: Path, tmp_path: Path) -> None:
+    data, path = small.read_bytes(), tmp_path / "model.safetensors"
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises((FormatError, DamageError)):
+            check(path)
+
+
+def test_padding_is_found(small: Path, tmp_path: Path) -> None:
+    data, path = small.read_bytes(), tmp_path / "model.safetensors"
+    for extra in (b"\0", b" ", b"\n" * 8, data, bytes(1 << 20)):
+        path.write_bytes(data + extra)
+        with pytest.raises(DamageError, match="its header speaks of"):
+            check(path)
+        path.write_bytes(extra + data)
+        with pytest.raises((FormatError, DamageError)):
+            check(path)
+
+
+def test_exchanged_sections_are_found(small: Path, tmp_path: Path) -> None:
+    data, path = small.read_bytes(), tmp_path / "model.safetensors"
+    with ModelFile(small) as file:
+        places = {key: (start, size) for key, (start, size, _) in file._table.items()}
+    exchanged = 0
+    for kind in KINDS:
+        for one in range(4):
+            for two in range(one):
+                (a, n), (b, m) = places[kind, one], places[kind, two]
+                if n == m and n and data[a : a + n] != data[b : b + n]:
+                    mixed = bytearray(data)
+                    mixed[a : a + n], mixed[b : b + m] = data[b : b + m], data[a : a + n]
+                    path.write_bytes(mixed)
+                    with pytest.raises(DamageError, match=kind):
+                        check(path)
+                    exchanged += 1
+    (a, n), (b, m) = places["heads", 0], places["private", 0]  # different sizes: all moves along
+    mixed = data[:a] + data[b : b + m] + data[a + n : b] + data[a : a + n] + data[b + m :]
+    path.write_bytes(mixed)
+    with pytest.raises(DamageError):
+        check(path)
+    assert exchanged
+
+
+def test_the_place_of_damage_is_named(small: Path, tmp_path: Path) -> None:
+    with ModelFile(small) as file:
+        start, size, _ = file._table["codes", 1]
+    data, path = bytearray(small.read_bytes()), tmp_path / "model.safetensors"
+    data[start + size // 2] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(DamageError, match=f"codes of task 1, {size} bytes at {start}"):
+        check(path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{}", bytes(8), b"\x02" + bytes(7) + b"{}", b"\xff" * 64, bytes(5) + b"\1\0\0"],
+)
+def test_other_files_are_not_models(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(FormatError):
+        check(path)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no model at"):
+        SubnetStore.load(tmp_path)
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(FormatError, match="is not a file"):
+        SubnetStore.load(tmp_path)
+
+
+def test_foreign_safetensors_are_not_models(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(3)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(FormatError, match="not of ours"):
+        SubnetStore.load(tmp_path)
+
+
+def test_other_versions_are_named(small: Path, tmp_path: Path) -> None:
+    def newer(config: dict[str, Any], _: Sections) -> None:
+        config["format"] = 2
+
+    with pytest.raises(FormatError, match="format 2; this version of the package reads format 1"):
+        check(forged(small, newer, tmp_path / "model.safetensors"))
+
+
+def test_headers_that_are_not_canonical_are_found(small: Path, tmp_path: Path) -> None:
+    data, path = small.read_bytes(), tmp_path / "model.safetensors"
+    length = int.from_bytes(data[:8], "little")
+    table = json.loads(data[8 : 8 + length])
+    for text in (
+        json.dumps(table),
+        json.dumps(table, separators=(",", ":")) + " " * 64,
+        "[" * 100_000,
+        "NaN",
+        '{"__metadata__":{"tinysubnets":"\\ud800"}}',
+        '{"__metadata__":{"tinysubnets":"' + "[" * 5000 + '"}}',
+    ):
+        header = text.encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+        with pytest.raises((FormatError, DamageError)):
+            check(path)
+    assert MAX_HEADER_BYTES <= 1 << 24
+
+
+def _set(*path: Any, value: Any) -> Any:
+    """A forgery that sets one entry of the config."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        table: Any = config
+        for key in path[:-1]:
+            table = table[key]
+        table[path[-1]] = value
+
+    return change
+
+
+CONFIGS = {
+    "a huge shared tensor": _set("architecture", "shared", 0, 1, value=[1 << 30, 1 << 9]),
+    "an endless shape": _set("architecture", "shared", 0, 1, value=[1 << 62, 1 << 62]),
+    "a negative shape": _set("architecture", "shared", 0, 1, value=[-12, 6]),
+    "an empty shape": _set("architecture", "shared", 0, 1, value=[0, 6]),
+    "many dimensions": _set("architecture", "shared", 0, 1, value=[1] * 99),
+    "a shape of fractions": _set("architecture", "shared", 0, 1, value=[12.0, 6]),
+    "another shape": _set("architecture", "shared", 0, 1, value=[6, 12, 2]),
+    "a huge private tensor": _set("architecture", "private", 0, 1, value=[1 << 36]),
+    "two tensors of one name": _set("architecture", "private", 0, 0, value="fc1.weight"),
+    "no tensors": _set("architecture", "shared", value=[]),
+    "no network": _set("architecture", value=None),
+    "a nameless head": _set("architecture", "head", value=3),
+    "a huge block": _set("block", value=1 << 60),
+    "a block of none": _set("block", value=0),
+    "another block": _set("block", value=3),
+    "a bank out of nowhere": _set("tasks", 0, "bank", value=1),
+    "a far bank": _set("tasks", 3, "bank", value=1 << 15),
+    "classes that are not listed": _set("tasks", 1, "classes", value=99),
+    "negative classes": _set("tasks", 1, "classes", value=-1),
+    "no classes": _set("classes", 0, value=[]),
+    "mixed classes": _set("classes", 0, value=[1, "one"]),
+    "the same class twice": _set("classes", 0, value=[1, 1]),
+    "a class of many digits": _set("classes", 0, value=[10**40, 1]),
+    "true as a class": _set("classes", 0, value=[True, False]),
+    "very many classes": _set("classes", 0, value=list(range(70_000))),
+    "the same task twice": _set("tasks", 1, "name", value="task 0"),
+    "a nameless task": _set("tasks", 1, "name", value=""),
+    "no bits": _set("tasks", 1, "bits", value=0),
+    "many bits": _set("tasks", 1, "bits", value=1000),
+    "many channels": _set("tasks", 1, "channels", value=1 << 23),
+    "more channels": _set("tasks", 0, "channels", value=7),
+    "means alone": _set("tasks", 1, "mean", value=[1.0, 2.0]),
+    "endless means": _set("tasks", 1, "mean", value=[1e308]),
+    "textual means": _set("tasks", 1, "mean", value=["1"]),
+    "many trailing dimensions": _set("tasks", 1, "trailing", value=99),
+    "tasks that are no list": _set("tasks", value=3),
+    "a task that is no table": _set("tasks", 1, value=3),
+    "constants of an odd type": _set("architecture", "constants", value=[["c", "q9", [2]]]),
+    "constants that are not there": _set("architecture", "constants", value=[["c", "f32", [2]]]),
+    "huge constants": _set("architecture", "constants", value=[["c", "f32", [1 << 39]]]),
+    "a rebuild that is no table": _set("architecture", "rebuild", value=[1]),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.usefixtures("cheap")
+def test_lies_in_the_config_are_found(name: str, small: Path, tmp_path: Path) -> None:
+    with pytest.raises(DamageError):
+        check(forged(small, CONFIGS[name], tmp_path / "model.safetensors"))
+
+
+def test_too_few_or_too_many_tasks_are_found(small: Path, tmp_path: Path) -> None:
+    config, sections = opened(small)
+    for change in (lambda: config["tasks"].pop(), lambda: config["tasks"].append({})):
+        change()
+        path = tmp_path / "model.safetensors"
+        parts = artifact.container.assemble(config, sections, 4)
+        path.write_bytes(b"".join(parts))
+        with pytest.raises(DamageError):
+            check(path)
+
+
+REBUILDS: dict[str, dict[str, Any]] = {
+    "a huge layer": {"network": "mlp", "settings": {"hidden": [1 << 40, 1 << 40]}},
+    "many layers": {"network": "mlp", "settings": {"hidden": [8] * 100_000}},
+    "endless layers": {"network": "vit", "settings": {"depth": 10**12}},
+    "negative layers": {"network": "mlp", "settings": {"hidden": [-3]}},
+    "textual layers": {"network": "mlp", "settings": {"hidden": "many"}},
+    "unknown settings": {"network": "mlp", "settings": {"deep": True}},
+    "an unknown network": {"network": "transformer-xxl", "settings": {}},
+    "a network by number": {"network": 3, "settings": {}},
+    "another network": {"network": "small-cnn", "settings": {}},
+    "settings that are no table": {"network": "mlp", "settings": 3},
+    "code to import": {"network": "os:abort", "settings": {}},
+    "no network": {},
+}
+
+
+@pytest.mark.parametrize("name", REBUILDS)
+@pytest.mark.usefixtures("cheap")
+def test_lies_about_the_network_are_found(name: str, small: Path, tmp_path: Path) -> None:
+    change = _set("architecture", "rebuild", value=REBUILDS[name])
+    path = forged(small, change, tmp_path / "model.safetensors")
+    check(path)
+    before = torch.random.get_rng_state()
+    with pytest.raises((DamageError, MismatchError)):
+        SubnetStore.load(path)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def deflated(text: bytes) -> bytes:
+    coder = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return coder.compress(text) + coder.flush()
+
+
+def varint(value: int) -> bytes:
+    out = artifact.wire.Writer()
+    out.varint(value)
+    return out.bytes()
+
+
+BOMB = deflated(bytes(200 << 20))
+RECORDS = [
+    varint(200 << 20) + BOMB,
+    varint(1000) + BOMB,
+    varint(10) + deflated(b"[" * 10),
+    varint(60_000) + deflated(b"[" * 60_000),
+    varint(2) + deflated(b"{}"),
+    varint(24) + deflated(b'{"settings":{},"tasks":3'),
+    varint(26) + deflated(b'{"settings":{},"tasks":[]}'),
+    varint(2) + b"\xff\xff",
+    b"",
+]
+
+
+@pytest.mark.parametrize("number", range(len(RECORDS)))
+@pytest.mark.usefixtures("cheap")
+def test_lies_in_the_records_are_found(number: int, small: Path, tmp_path: Path) -> None:
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        sections["records"] = [RECORDS[number]]
+
+    with pytest.raises(DamageError, match="records"):
+        check(forged(small, change, tmp_path / "model.safetensors"))
+
+
+SECTIONS: list[tuple[str, int, bytes]] = [
+    ("masks", 0, b""),
+    ("masks", 0, b"\0"),
+    ("masks", 0, b"\0\x01" + BOMB),
+    ("masks", 0, b"\0\x02" + BOMB),
+    ("masks", 0, b"\0\x01" + deflated(bytes(1 << 20))),
+    ("masks", 0, b"\0\x04\x01\x00"),
+    ("masks", 0, b"\0\x05\xff\xff\xff\xff\x0f"),
+    ("masks", 0, b"\x04\x00"),  # a member, but it is the first
+    ("masks", 1, b"\x05\x00"),  # itself
+    ("masks", 1, b"\xff\xff\xff\xff\xff\xff\x7f"),
+    ("masks", 1, b"\x80\x00\x00"),  # a number in a longer form than need be
+    ("masks", 1, b"\x02" + bytes(8) + b"\xff" * 8 + b"\0"),
+    ("masks", 1, b"\x02" + bytes(11)),
+    ("codes", 0, b""),
+    ("codes", 0, b"\xff\xff\xff\xff\x0f"),
+    ("codes", 0, varint(len(BOMB) + 1) + b"\x01" + BOMB),
+    ("codebooks", 0, b""),
+    ("codebooks", 0, b"\xfe" * 40),
+    ("codebooks", 0, b"\x21\xff\xff\x03" + bytes(100)),
+    ("heads", 0, b""),
+    ("heads", 0, b"\x01"),
+    ("heads", 0, b"\x08\x0f" + bytes(32) + varint(len(BOMB) + 1) + b"\x01" + BOMB),
+    ("private", 0, bytes(1000)),
+    ("private", 1, b"\x02\x00\x00\x00\x05\x00\xff\xff\xff\xff"),
+    ("memory", 1, b"\x09"),
+    ("memory", 1, b"\x01" + varint(50) + bytes(8) + varint(1 << 39)),
+    ("memory", 1, b"\x03\x05\x09" + b"\x01" * 9),
+    ("memory", 1, b"\x03\x05\x08" + varint(1 << 31) * 8),
+    ("memory", 1, b"\x03\x05\x02" + varint(1 << 30) + varint(1 << 30) + bytes(100)),
+    ("memory", 1, b"\x03\x63\x01\x01\x00"),
+    ("memory", 1, b"\x00\x07" + bytes(4)),  # a divergence from a later task
+    ("constants", 0, b"more"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SECTIONS)))
+@pytest.mark.usefixtures("cheap")
+def test_lies_in_the_sections_are_found(number: int, small: Path, tmp_path: Path) -> None:
+    kind, task, data = SECTIONS[number]
+
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        sections[kind][task] = data
+
+    with pytest.raises(DamageError):
+        check(forged(small, change, tmp_path / "model.safetensors"))
+
+
+def test_a_bank_has_few_masks_made_from_scores(tmp_path: Path) -> None:
+    store = models.store(tasks=2)
+    for number in range(10, 16):
+        models.add_task(store, number)
+    kinds = [s.coded_mask.reference for s in store.subnets.values() if s.coded_mask]
+    assert sum(k in (2, 3) for k in kinds) <= 3
+    path = store.save(tmp_path)
+
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        for task in range(len(store.tasks)):
+            # The mask of all first scores, which holds every weight, flipped nowhere.
+            flips = b"\0" + bytes(-(-store.layout.num_blocks // 8))
+            sections["masks"][task] = b"\x02" + bytes(8 + 4 * 2) + flips
+            if task:
+                sections["codes"][task] = sections["codebooks"][task] = b""
+        values = bytes(2 * store.layout.num_weights)
+        sections["codes"][0], sections["codebooks"][0] = values, bytes(2)
+
+    with pytest.raises(DamageError, match="more than 3 masks refer to scores"):
+        check(forged(path, change, tmp_path / "forged"))
+
+
+@pytest.mark.parametrize("kind", ["records", *KINDS])
+@pytest.mark.usefixtures("cheap")
+def test_any_altered_byte_with_correct_hashes_is_harmless(
+    kind: str, small: Path, tmp_path: Path
+) -> None:
+    """Such a file may hold another valid model; nothing but the documented errors comes of it."""
+    rng = np.random.default_rng(len(kind))
+    _, original = opened(small)
+    outcomes = set()
+    for _ in range(150):
+        task = int(rng.integers(len(original[kind])))
+        data = bytearray(original[kind][task])
+        if not data:
+            continue
+        place, act = int(rng.integers(len(data))), rng.integers(3)
+        if act == 0:
+            data[place] ^= 1 << int(rng.integers(8))
+        elif act == 1:
+            del data[place:]
+        else:
+            data[place:place] = bytes(rng.integers(0, 256, 3, dtype=np.uint8))
+
+        def change(_: dict[str, Any], sections: Sections, t: int = task, d: Any = data) -> None:
+            sections[kind][t] = bytes(d)
+
+        path = forged(small, change, tmp_path / "model.safetensors")
+        try:
+            check(path)
+            outcomes.add("fine")
+        except ArtifactError as error:
+            assert type(error) in (DamageError, FormatError)
+            outcomes.add("damage")
+    assert "damage" in outcomes
