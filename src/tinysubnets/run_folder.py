@@ -36,6 +36,8 @@ _REASONS = {
     errno.EDQUOT: "the disk quota is used up. Free some space",
     errno.EROFS: "the file system is read-only. Choose another folder with --out",
     errno.EACCES: "permission was denied. Choose another folder with --out, or change its rights",
+    errno.ENOTDIR: "a part of the path is not a folder. Choose another folder with --out",
+    errno.EEXIST: "it is not a folder. Choose another folder with --out",
     errno.EPERM: "the operation is not permitted. Choose another folder with --out",
 }
 

@@ -1,0 +1,120 @@
+"""Settings: built from dictionaries, checked, overridden by key=value, kept as TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from tinysubnets import config
+from tinysubnets.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Inner:
+    flip: bool = False
+    sizes: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Outer:
+    epochs: int = 3
+    rate: float = 0.5
+    limit: int | None = None
+    bits: Literal["auto"] | int = "auto"
+    kind: Literal["adam", "sgd"] = "adam"
+    inner: Inner = field(default_factory=Inner)
+    tasks: dict[str, Any] = field(default_factory=dict)
+
+
+def test_defaults_and_nested_tables() -> None:
+    assert config.build(Outer) == Outer()
+    built = config.build(Outer, {"epochs": 5, "inner": {"sizes": [4]}, "rate": 1})
+    assert built == Outer(epochs=5, rate=1.0, inner=Inner(sizes=(4,)))
+    assert isinstance(built.rate, float)
+    assert config.build(Outer, built) is built
+
+
+def test_unknown_keys_name_the_nearest_one() -> None:
+    with pytest.raises(SettingError, match=r"'training\.epoch'.*Did you mean 'training\.epochs'"):
+        config.build(Outer, {"epoch": 5}, "training")
+    with pytest.raises(SettingError, match=r"inner\.flips.*inner\.flip"):
+        config.build(Outer, {"inner": {"flips": True}})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"epochs": 1.5}, "epochs = 1.5 is not allowed; expected a whole number"),
+        ({"epochs": True}, "whole number"),
+        ({"epochs": "five"}, "whole number"),
+        ({"rate": "fast"}, "expected a number"),
+        ({"rate": False}, "expected a number"),
+        ({"kind": "adagrad"}, "choose one of 'adam', 'sgd'"),
+        ({"bits": "automatic"}, "bits = 'automatic'"),
+        ({"inner": 5}, "inner: expected a table"),
+        ({"inner": {"sizes": [1, "two"]}}, r"inner\.sizes"),
+        ({"inner": {"flip": 1}}, "true or false"),
+        ({"limit": "many"}, "limit"),
+    ],
+)
+def test_wrong_values_say_what_is_allowed(values: dict, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        config.build(Outer, values)
+
+
+def test_none_is_written_as_a_word() -> None:
+    assert config.build(Outer, {"limit": "none"}).limit is None
+    assert config.build(Outer, {"limit": 4}).limit == 4
+    assert config.to_dict(Outer())["limit"] == "none"
+
+
+def test_overrides_read_values_as_toml_and_leave_the_original_alone() -> None:
+    before = {"training": {"epochs": 3}, "scenario": "x"}
+    after = config.override(
+        before,
+        ["training.epochs=5", "training.rate = 1e-3", "network.hidden=[10, 20]", "method=tsn-wr"],
+    )
+    assert after["training"] == {"epochs": 5, "rate": 1e-3}
+    assert after["network"] == {"hidden": [10, 20]}
+    assert after["method"] == "tsn-wr"
+    assert before == {"training": {"epochs": 3}, "scenario": "x"}
+    assert config.override({}, ["a=true", 'b="5"', "c=x=y"]) == {"a": True, "b": "5", "c": "x=y"}
+
+
+@pytest.mark.parametrize("wrong", ["epochs", "=5", ".epochs=5", "training..epochs=5"])
+def test_assignments_that_cannot_be_read(wrong: str) -> None:
+    with pytest.raises(SettingError, match="key=value"):
+        config.override({}, [wrong])
+
+
+def test_a_value_is_no_table() -> None:
+    with pytest.raises(SettingError, match="not a table"):
+        config.override({"method": "tsn"}, ["method.epochs=5"])
+
+
+def test_merge_goes_into_tables() -> None:
+    base = {"a": {"x": 1, "y": 2}, "b": 3}
+    assert config.merge(base, {"a": {"y": 5}, "c": 1}) == {"a": {"x": 1, "y": 5}, "b": 3, "c": 1}
+    assert config.merge(base, {"a": 7})["a"] == 7
+    assert base == {"a": {"x": 1, "y": 2}, "b": 3}
+
+
+def test_toml_comes_back_as_it_was() -> None:
+    values = {
+        "name": 'a "quoted"\\ text\nof two lines',
+        "on": True,
+        "rate": 1e-05,
+        "sizes": [1, 2],
+        "inner": {"deep": {"x": 1}, "odd key!": "v"},
+        "empty": {},
+    }
+    assert tomllib.loads(config.to_toml(values)) == values
+    settings = config.to_dict(Outer(limit=3, tasks={"a": {"data": "x"}}))
+    assert config.build(Outer, tomllib.loads(config.to_toml(settings))) == Outer(
+        limit=3, tasks={"a": {"data": "x"}}
+    )
+    with pytest.raises(SettingError, match="cannot write"):
+        config.to_toml({"a": object()})

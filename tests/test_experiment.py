@@ -1,0 +1,272 @@
+"""Experiments: a recipe run in a folder, its result, and its errors."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from run_helpers import SMALL, epochs, numbers
+from tinysubnets import display, metrics, recipe, run_folder, scenarios
+from tinysubnets.errors import RunError, SettingError
+from tinysubnets.experiment import Experiment, Finished, Note, TaskBegun, TaskLearned
+from tinysubnets.plan import Plan
+from tinysubnets.run_folder import RunFolder
+from tinysubnets.store import SubnetStore
+from tinysubnets.training import EpochReport
+
+
+def small(name: str = "permuted-digits", *more: str, method: str | None = None) -> Plan:
+    """A plan that takes about a second."""
+    given = [s for s in (*SMALL, *more) if name != "split-digits" or "hidden" not in s]
+    return Plan(recipe.load(name, method=method, assignments=given), 1, "cpu", 1)
+
+
+def run(plan: Plan, path: Path) -> tuple[list[Any], dict[str, Any]]:
+    with RunFolder(path) as folder:
+        events = list(Experiment.begin(plan, folder).steps())
+    return events, json.loads((path / "result.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], dict[str, Any]]:
+    path = tmp_path_factory.mktemp("run") / "one"
+    return path, *run(small(), path)
+
+
+def test_events_tell_the_whole_story(finished: tuple) -> None:
+    _, events, result = finished
+    kinds = [type(e) for e in events]
+    assert kinds == [TaskBegun, *[EpochReport] * 3, TaskLearned] * 3 + [Finished]
+    assert events[-1].result["metrics"] == result["metrics"]
+
+
+def test_result_has_the_documented_fields(finished: tuple) -> None:
+    _, _, result = finished
+    for key in ("format", "scenario", "method", "recipe", "seed", "setting", "environment"):
+        assert key in result
+    assert (result["scenario"], result["method"], result["seed"]) == ("permuted-digits", "tsn", 1)
+    assert result["setting"] == "task-incremental"
+    assert result["metrics"]["backward_transfer"] == 0.0
+    assert result["metrics"]["forgetting"] == 0.0
+    assert np.shape(result["accuracy_matrix"]) == (3, 3)
+    assert result["metrics"] == metrics.summary(result["accuracy_matrix"], [10] * 3)
+    for task in result["tasks"]:
+        for key in (
+            "bank", "bits", "density", "owned_before_pruning", "owned_after_pruning", "accuracy",
+            "training_seconds", "pruning_seconds", "valid_accuracy", "reason",
+        ):  # fmt: skip
+            assert task[key] is not None
+    assert result["environment"]["threads"] == 1
+    assert len(result["divergence"]["matrix"]) == 3
+    assert result["divergence"]["matrix"][2][1] > 0
+
+
+def test_every_field_of_the_result_is_documented(finished: tuple) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "RESULTS.md").read_text(encoding="utf-8")
+    _, _, result = finished
+    for key in (*result, *result["metrics"], *result["tasks"][0], *result["capacity"]):
+        assert f"`{key}`" in text, f"docs/RESULTS.md does not describe {key}"
+
+
+def test_sizes_are_those_of_the_file(finished: tuple) -> None:
+    path, _, result = finished
+    size = (path / "model" / "model.safetensors").stat().st_size
+    assert result["capacity"]["file_bytes"] == size
+    assert result["capacity"]["file"] == size / (4 * result["ledger"]["num_weights"])
+    assert result["ledger"]["total"]["total"] == 8 * size
+
+
+def test_matrix_is_that_of_the_saved_model(finished: tuple) -> None:
+    path, _, result = finished
+    store = SubnetStore.load(path / "model")
+    made = scenarios.build("permuted-digits", result["settings"]["data"], seed=1)
+    for index, name in enumerate(made.names):
+        probe = metrics.Probe.of(made.task(index))
+        predicted = store.predict(name, probe.data.inputs())
+        truth = np.array(probe.classes)[probe.data.labels.numpy()]
+        assert (predicted == truth).mean() == result["accuracy_matrix"][-1][index]
+
+
+def test_folder_has_settings_metrics_and_log(finished: tuple) -> None:
+    path, _, _ = finished
+    kept = run_folder.RunFolder(path).config()
+    assert kept["run"]["seed"] == 1
+    assert kept["training"]["epochs"] == 3
+    assert recipe.load(str(path / "config.toml")).training == small().recipe.training
+    lines = epochs(path)
+    assert [(e["index"], e["epoch"]) for e in lines] == [
+        (t, e) for t in range(3) for e in (1, 2, 3)
+    ]
+    assert "finished" in (path / "log.txt").read_text(encoding="utf-8")
+
+
+def test_same_seed_same_numbers(finished: tuple, tmp_path: Path) -> None:
+    path, _, _ = finished
+    torch.manual_seed(12345)  # nothing may depend on the global generator
+    run(small(), tmp_path / "again")
+    assert numbers(tmp_path / "again") == numbers(path)
+    assert epochs(tmp_path / "again") == epochs(path)
+    run(replace(small(), seed=2), tmp_path / "other")
+    assert numbers(tmp_path / "other")["accuracy_matrix"] != numbers(path)["accuracy_matrix"]
+
+
+def test_test_labels_are_never_seen_by_the_learner(
+    finished: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinysubnets.scenarios import sets
+
+    honest = sets.digits
+
+    def poisoned(split: str) -> Any:
+        found = honest(split)
+        return replace(found, labels=(found.labels + 1) % 10) if split == "test" else found
+
+    monkeypatch.setattr(sets, "digits", poisoned)
+    run(small(), tmp_path / "poisoned")
+    model = "model/model.safetensors"
+    assert (tmp_path / "poisoned" / model).read_bytes() == (finished[0] / model).read_bytes()
+    assert numbers(tmp_path / "poisoned")["metrics"] != numbers(finished[0])["metrics"]
+
+
+@pytest.mark.parametrize("method", ["tsn-wr", "tsn-wr-wpp", "naive", "wsn"])
+def test_other_methods_and_scenarios_run(method: str, tmp_path: Path) -> None:
+    _, result = run(small("split-digits", method=method), tmp_path)
+    assert result["method"] == method
+    assert len(result["tasks"]) == 3
+    if method != "naive":
+        assert result["metrics"]["backward_transfer"] == 0.0
+
+
+def test_class_incremental_runs_carry_their_setting(tmp_path: Path) -> None:
+    plan = small("split-digits", 'naive.setting="class"', method="naive")
+    _, result = run(plan, tmp_path)
+    assert result["setting"] == "class-incremental"
+    assert result["accuracy_matrix"][0][1] is None
+    assert result["metrics"]["backward_transfer"] < 0
+
+
+def test_own_tasks_without_test_data_are_measured_on_validation(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        labels = np.arange(60) % 2
+        inputs = (rng.normal(size=(60, 4)) + 3 * labels[:, None]).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", inputs=inputs, labels=labels)
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[tasks.a]\ndata = "a.npz"\n[tasks.b]\ndata = "b.npz"\n'
+        "[network]\nhidden = [8, 8]\n[training]\nepochs = 4\n"
+    )
+    _, result = run(Plan(recipe.load(str(file)), 0, "cpu", 1), tmp_path / "run")
+    assert result["measured_on"] == ["valid"]
+    assert result["metrics"]["average_accuracy"] > 0.8
+
+
+def test_running_out_of_weights_is_said_once(tmp_path: Path) -> None:
+    plan = small(
+        "permuted-digits", "tsn.density=1.0", "tsn.post_pruning=false", method="tsn-wr-wpp"
+    )
+    events, result = run(plan, tmp_path)
+    notes = [e for e in events if isinstance(e, Note)]
+    assert len(notes) == 1 and "no free weights" in notes[0].text
+    assert result["notes"] == [notes[0].text]
+    assert result["free_share"] == 0.0
+    assert result["metrics"]["backward_transfer"] == 0.0
+
+
+def test_finished_and_started_folders_are_refused(finished: tuple, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="finished run"), RunFolder(finished[0]) as folder:
+        Experiment.begin(small(), folder)
+    with RunFolder(tmp_path) as folder:
+        Experiment.begin(small(), folder)
+    with pytest.raises(RunError, match="tsn resume"), RunFolder(tmp_path) as folder:
+        Experiment.begin(small(), folder)
+
+
+def test_bad_settings_leave_no_run_behind(tmp_path: Path) -> None:
+    plan = small("permuted-digits", "network.hiden=[5]")
+    with pytest.raises(SettingError, match="hidden"), RunFolder(tmp_path) as folder:
+        Experiment.begin(plan, folder)
+    assert not (tmp_path / "config.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only")]
+)
+def test_disk_errors_are_explained_and_lose_nothing(
+    code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    honest = os.fsync
+    plan = replace(small(), checkpoint_seconds=0.0)
+    with RunFolder(path) as folder:
+        steps = Experiment.begin(plan, folder).steps()
+        for _ in range(6):
+            next(steps)
+
+        def full(descriptor: int) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=f"{said}.*tsn resume"):
+            list(steps)
+        monkeypatch.setattr(os, "fsync", honest)
+    assert not list(path.rglob("*.new"))
+    with RunFolder(path) as folder:
+        list(Experiment.resume(folder).steps())
+    assert (path / "result.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_rights(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(RunError, match="permission"):
+        RunFolder(tmp_path / "run").__enter__()
+    tmp_path.chmod(0o700)
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="not a folder"):
+        RunFolder(tmp_path / "file").__enter__()
+
+
+def test_summary_shows_everything(finished: tuple) -> None:
+    text = display.summary(finished[2])
+    for part in ("average accuracy", "BWT", "FWT", "bank 0", "codes", "masks", "file on disk"):
+        assert part in text
+    assert f"{100 * finished[2]['metrics']['average_accuracy']:.2f} %" in text
+
+
+def test_plain_display_tells_tasks_and_time_left(finished: tuple, capsys: Any) -> None:
+    with display.PlainDisplay(every_seconds=0.0) as shown:
+        for event in finished[1]:
+            shown.show(event)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 * 4
+    assert "task 1/3 permutation-0: epoch 1/3  loss" in lines[0] and "left" in lines[0]
+    assert lines[3].startswith("learned 1/3 permutation-0: accuracy")
+
+
+def test_live_display_survives_all_events(finished: tuple, capsys: Any) -> None:
+    with display.LiveDisplay() as shown:
+        for event in (*finished[1], Note("a note")):
+            shown.show(event)
+    assert "learned 3/3" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_defaults_reach_the_promised_accuracy(tmp_path: Path) -> None:
+    _, result = run(Plan(recipe.load(), 0, "cpu", 1), tmp_path)
+    assert result["metrics"]["average_accuracy"] >= 0.95
+    assert result["metrics"]["backward_transfer"] == 0.0
+    _, alone = run(Plan(recipe.load(method="independent"), 0, "cpu", 1), tmp_path / "alone")
+    fall = alone["metrics"]["average_accuracy"] - result["metrics"]["average_accuracy"]
+    assert fall <= 0.03
