@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from tinysubnets import networks
 from tinysubnets.architecture import Architecture
 from tinysubnets.divergence import Statistics
+from tinysubnets.masks import top_k_segments
+from tinysubnets.start import Origin, initial_scores
 from tinysubnets.store import SubnetStore
 from tinysubnets.subnet import BankDecision, Coded, Subnet, code
 from tinysubnets.task import Normalisation
@@ -136,3 +138,52 @@ def _decision(made: SubnetStore, number: int, bank: int) -> BankDecision | None:
     distances = {name: 1.5 + i / 3 for i, name in enumerate(made.tasks)}
     distances[made.tasks[-1]] = float("inf")
     return BankDecision(bank, "as the test says", distances, made.tasks[0])
+
+
+def reference_store() -> SubnetStore:
+    """A store whose masks are coded against every kind of reference there is."""
+    settings = {"in_features": 64, "hidden": [64, 48], "classes": 3}
+    record = {"network": "mlp", "settings": settings, "head": "fc"}
+    made = SubnetStore(
+        Architecture(networks.build("mlp", **settings), rebuild=record), settings=SETTINGS
+    )
+    rng = np.random.default_rng(3)
+    layout = made.layout
+
+    def scores(number: int) -> np.ndarray:
+        values = initial_scores(made.architecture, layout, Origin(7, 0, number)).abs()
+        return top_k_segments(values, [(i, j, (j - i) // 8) for i, j in layout.block_segments])[0]
+
+    def flipped(mask: np.ndarray, share: float) -> Tensor:
+        return torch.from_numpy(mask ^ (rng.random(len(mask)) < share))
+
+    owned = np.zeros(layout.num_blocks, np.bool_)
+    for number in range(7):
+        if number in (0, 1):
+            mask = flipped(scores(number).numpy(), 0.004)
+        elif number == 2:
+            mask = flipped(scores(number).numpy() & ~owned, 0.004)
+        elif number == 3:
+            mask = flipped(owned, 0.002)
+        elif number == 4:
+            mask = flipped(made.subnet("task 10").mask.numpy(), 0.01)
+        elif number == 5:  # drops many ones of its reference and adds few
+            like = made.subnet("task 12").mask.numpy()
+            mask = torch.from_numpy(like & (rng.random(len(like)) > 0.2))
+        else:
+            mask = torch.from_numpy(rng.random(layout.num_blocks) < 0.5)
+        add_masked(made, 10 + 2 * number, mask)
+        owned |= mask.numpy()
+    return made
+
+
+def add_masked(made: SubnetStore, number: int, mask: Tensor) -> None:
+    """Add a task with the given mask to the first bank."""
+    rng = np.random.default_rng(number)
+    owned = made.banks[0].owned if made.banks else torch.zeros_like(mask)
+    new = mask & ~owned
+    own = tuple(
+        code(torch.from_numpy(rng.normal(size=int(new[i:j].sum())) ** 3).float(), 4)
+        for i, j in made.layout.segments
+    )
+    add_task(made, number, mask=mask, own=own, bits=4)

@@ -1,0 +1,58 @@
+"""Make the golden files of format 1, once: they stay readable for ever and are never made again.
+
+    python tests/golden/make.py
+
+Every kind of section is in them: packed and Huffman-coded codes, values in float16 and float32, one
+codebook per layer and per task, masks against nothing, owned sets, scores and earlier masks, block
+masks, statistics, histograms, samples, long normalisations, constant buffers.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import models  # noqa: E402
+from tinysubnets.store import SubnetStore  # noqa: E402
+
+MODELS = {
+    "named": lambda: models.store("named", 6),
+    "own": lambda: models.store("own", 5),
+    "blocks": lambda: models.store("named", 5, 4),
+    "references": models.reference_store,
+}
+
+
+def expected(store: SubnetStore) -> dict[str, object]:
+    """What a reader has to find in a file."""
+    return {
+        "tasks": {name: store.digest(name) for name in store.tasks},
+        "references": [s.coded_mask.reference for s in store.subnets.values() if s.coded_mask],
+        "classes": [list(s.classes) for s in store.subnets.values()],
+        "banks": [s.bank for s in store.subnets.values()],
+        "file_bytes": store.ledger().file_bytes,
+    }
+
+
+def main() -> None:
+    """Write the files and what is expected of them."""
+    digests = {}
+    for name, make in MODELS.items():
+        target = HERE / f"format1-{name}.safetensors"
+        if target.exists():
+            raise SystemExit(f"{target} exists; golden files are never replaced.")
+        store = make()
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copyfile(store.save(folder), target)
+        digests[name] = expected(store)
+    (HERE / "format1.json").write_text(json.dumps(digests, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
