@@ -12,7 +12,7 @@ from torch.nn import functional
 from nets import Residual, data, learner, mlp, stack, task
 from tinysubnets.architecture import Architecture
 from tinysubnets.batches import Batches
-from tinysubnets.errors import SettingError
+from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.learners.tsn import Lesson
 from tinysubnets.masks import top_k
 from tinysubnets.training import Training, TrainingSettings
@@ -277,3 +277,12 @@ def test_two_learners_side_by_side_do_not_meet() -> None:
         assert one.learner.store.digest("a") == two.learner.store.digest("a")
     x, _ = data((1, 6, 6))
     assert not torch.equal(alone[0].learner.logits("a", x), alone[1].learner.logits("a", x))
+
+
+@pytest.mark.parametrize("bits", [3, 32])
+def test_diverged_training_says_what_to_do_and_leaves_the_learner_alone(bits: int) -> None:
+    running = lesson(bits=bits, epochs=3, optimizer="sgd", learning_rate=1e30, final_rate=1e29)
+    with pytest.raises(TaskError, match=r"diverged.*Lower training\.learning_rate"):
+        while not running.finished:
+            running.epoch()
+    assert running.learner.store.tasks == ()

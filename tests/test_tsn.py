@@ -409,3 +409,10 @@ def test_permuted_digits_with_all_defaults(permuted: list[Task]) -> None:
         single.learn(made)
         alone.append(measure_row(single, [probe], 0)[0])
     assert mean >= float(np.mean(alone)) - 0.03
+
+
+def test_inputs_that_do_not_fit_are_named_in_prediction() -> None:
+    teacher = learner()
+    teacher.learn(task())
+    with pytest.raises(TaskError, match=r"cannot take torch\.float32 inputs of shape \(2, 5\)"):
+        teacher.predict("a", torch.zeros(2, 5))

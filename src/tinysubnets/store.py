@@ -119,10 +119,16 @@ class SubnetStore:
         """The task's class scores for raw inputs, one row per sample, on the CPU."""
         raw = as_tensor(inputs)
         tensors, normalise = self.tensors(task), self.subnet(task).normalisation
-        parts = [
-            self.architecture(tensors, normalise(part.to(self.device))).cpu()
-            for part in raw.split(batch_size)
-        ]
+        try:
+            parts = [
+                self.architecture(tensors, normalise(part.to(self.device))).cpu()
+                for part in raw.split(batch_size)
+            ]
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise TaskError(
+                f"the network of task {task!r} cannot take {raw.dtype} inputs of shape "
+                f"{tuple(raw.shape)}: {error}"
+            ) from error
         return torch.cat(parts) if parts else torch.empty(0, len(self.subnet(task).classes))
 
     def predict(self, task: str, inputs: Any) -> np.ndarray:

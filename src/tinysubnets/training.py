@@ -17,7 +17,7 @@ from tinysubnets.architecture import Architecture
 from tinysubnets.augment import Augmentation
 from tinysubnets.batches import Batches
 from tinysubnets.capture import CapturedStep
-from tinysubnets.errors import SettingError
+from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.numerics import arithmetic, seeded
 from tinysubnets.task import Task
 from tinysubnets.updates import compiled_update, flat_update, has_kernels, make_optimizer
@@ -32,7 +32,9 @@ class TrainingSettings:
 
     The learning rate falls from `learning_rate` to `final_rate`: by a cosine, or halved after six
     epochs without a better validation loss ("plateau", ends below `final_rate`). `score_rate` is
-    the rate of mask scores, by default the same. `refreshes` counts codebook fits per epoch.
+    the rate of mask scores, by default the same. A large `score_epsilon` makes Adam move scores by
+    their gradients: those that hardly matter stay, and masks cost fewer bytes. `refreshes` counts
+    codebook fits per epoch.
     """
 
     epochs: int = 40
@@ -42,6 +44,7 @@ class TrainingSettings:
     final_rate: float = 1e-5
     schedule: Literal["cosine", "plateau", "constant"] = "cosine"
     score_rate: float | None = None
+    score_epsilon: float = 1e-8
     momentum: float = 0.0
     weight_decay: float = 0.0
     refreshes: int = 3
@@ -62,7 +65,12 @@ class TrainingSettings:
                 f"training.learning_rate = {self.learning_rate} and final_rate = "
                 f"{self.final_rate} are not allowed; give 0 < final_rate <= learning_rate."
             )
-        for name, limit in (("momentum", 1), ("weight_decay", math.inf), ("score_rate", math.inf)):
+        for name, limit in (
+            ("momentum", 1),
+            ("weight_decay", math.inf),
+            ("score_rate", math.inf),
+            ("score_epsilon", math.inf),
+        ):
             value = getattr(self, name)
             if value is not None and not 0 <= value < limit:
                 raise SettingError(
@@ -172,8 +180,16 @@ class Training:
             seeded(self.device, seeds.key(*path, "noise") >> 1),
             arithmetic(self.settings.precision, self.settings.deterministic),
         ):
-            total = self._run(self.order(), rates, due)
-        return self.conclude(float(total) / self.num_steps, rates[-1], begin)
+            try:
+                loss = float(self._run(self.order(), rates, due)) / self.num_steps
+            except SettingError:  # no mask can be drawn from scores that are not numbers
+                loss = math.nan
+        if not math.isfinite(loss):
+            raise TaskError(
+                f"training on {self.task.name!r} diverged in epoch {self.progress.epoch + 1}: the "
+                f"loss is {loss}. Lower training.learning_rate (now {rates[0]:g}) or score_rate."
+            )
+        return self.conclude(loss, rates[-1], begin)
 
     def plan(self) -> tuple[list[float], set[int]]:
         """The rate of each step of the next epoch, and the steps that refresh codebooks."""

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 
+EPSILON = 1e-8  # Adam's own
+
+
 class Rates(Protocol):
     """What an optimizer needs of the training settings."""
 
@@ -24,6 +27,8 @@ class Rates(Protocol):
     def learning_rate(self) -> float: ...
     @property
     def score_rate(self) -> float | None: ...
+    @property
+    def score_epsilon(self) -> float: ...
     @property
     def momentum(self) -> float: ...
     @property
@@ -41,6 +46,7 @@ def make_optimizer(
             "factor": factor if n == "scores" else 1.0,
             "lr": settings.learning_rate,
             "weight_decay": 0.0 if n == "scores" else settings.weight_decay,
+            "eps": settings.score_epsilon if n == "scores" else EPSILON,
         }
         for n, p in groups.items()
         if p
