@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import sys
@@ -17,9 +18,10 @@ from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.report import write_report
 from tinysubnets.report.axes import log_ticks, size_text, ticks
-from tinysubnets.report.charts import Curve, Dot, Scale, curves, heat_map, size_scatter
+from tinysubnets.report.charts import Curve, Scale, curves, heat_map, spread_out
 from tinysubnets.report.drawing import Drawing, Line, Mark, Picture, Rect, Text
 from tinysubnets.report.raster import encode_png, save_png
+from tinysubnets.report.scatter import Dot, size_scatter
 from tinysubnets.report.theme import DARK, LIGHT, task_colour
 from tinysubnets.runs import Spread, find_runs, grouped, read_run
 
@@ -223,7 +225,15 @@ def test_every_kind_of_shape_is_drawn_both_ways(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save_png(drawing, tmp_path / "a.png")
-    assert _size((tmp_path / "a.png").read_bytes()) == (120, 80)
+    assert _size((tmp_path / "a.png").read_bytes()) == (184, 144)
+
+
+def test_labels_keep_their_distance_and_order() -> None:
+    places = spread_out([10.0, 11.0, 11.5, 40.0, 99.0, 99.0], 5.0, 0.0, 100.0)
+    assert all(b - a >= 5 - 1e-9 for a, b in itertools.pairwise(places))
+    assert places == sorted(places)
+    assert places[3] == 40.0
+    assert max(places) <= 100
 
 
 def test_charts_take_extremes() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets.errors import RunError
+from tinysubnets.learners import METHODS
 
 if TYPE_CHECKING:
     from tinysubnets.architecture import Architecture
@@ -208,12 +209,17 @@ class Group:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Runs gathered by scenario, method, recipe and settings, whatever their seed."""
+    """Runs gathered by scenario, method, recipe and settings, whatever their seed.
+
+    Methods come in the order of `tsn list`, unknown ones last.
+    """
+    order = {name: place for place, name in enumerate(METHODS)}
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         settings = json.dumps(run.settings, sort_keys=True, default=str)
         groups.setdefault((run.scenario, run.method, run.recipe, settings), []).append(run)
-    return [
+    found = [
         Group(key[0], key[1], key[2], tuple(sorted(members, key=lambda r: r.seed)))
         for key, members in groups.items()
     ]
+    return sorted(found, key=lambda g: order.get(g.method, len(order)))

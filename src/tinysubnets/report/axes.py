@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinysubnets.report.drawing import Drawing, Line, Text, text_width
@@ -58,6 +59,15 @@ def size_text(num_bytes: float) -> str:
     if num_bytes < 1e6:
         return f"{num_bytes / 1e3:.1f} kB"
     return f"{num_bytes / 1e6:.2f} MB"
+
+
+def number_form(marks: Sequence[float]) -> str:
+    """A number format with as many decimals as the ticks need."""
+    return next((f for f in ("{:.0f}", "{:.1f}") if all(_fits(f, m) for m in marks)), "{:.2f}")
+
+
+def _fits(form: str, value: float) -> bool:
+    return abs(float(form.format(value)) - value) < 1e-9
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tinysubnets.report.axes import (
     SMALL,
     WIDTH,
     Frame,
-    log_ticks,
+    number_form,
     padded,
     size_text,
     ticks,
@@ -104,71 +104,6 @@ def _heat_legend(drawing: Drawing, middle: float, y: float, scale: Scale) -> Non
 
 
 @dataclass(frozen=True)
-class Dot:
-    """A point of a scatter; a label is written beside it."""
-
-    x: float
-    y: float
-    colour: str
-    label: str = ""
-    shape: str = "disc"
-    hollow: bool = False
-    size: float = 5.5
-    note: str = ""
-
-
-def size_scatter(title: str, dots: Sequence[Dot]) -> Drawing:
-    """Accuracy (a fraction) against bytes; logarithmic where sizes differ much."""
-    sizes = [d.x for d in dots]
-    log = max(sizes) > 6 * min(sizes)
-    xs = (min(sizes) / 1.5, max(sizes) * 1.9) if log else padded([*sizes, 0.0], 0.12)
-    xs = xs if log else (0.0, xs[1] * 1.06)
-    low, high = padded([d.y * 100 for d in dots], 0.16)
-    frame = Frame(40, 34, WIDTH - 8, 264, xs, (max(0.0, low), min(100.0, high + 0.01)), log)
-    drawing = Drawing(WIDTH, 308, title)
-    marks = ticks(*frame.ys)
-    frame.draw_y(drawing, marks, _form(marks), "mean accuracy, %")
-    values = log_ticks(*xs) if log else ticks(*xs, 4)
-    frame.draw_x(drawing, [(v, size_text(v)) for v in values], "bytes, smaller is better")
-    taken: list[tuple[float, float, float]] = []
-    for dot in sorted(dots, key=lambda d: not d.hollow):
-        x, y = frame.x(dot.x), frame.y(dot.y * 100)
-        drawing.add(Mark(x, y, dot.size, dot.colour, dot.shape, dot.hollow, dot.note))  # type: ignore[arg-type]
-    for dot in sorted((d for d in dots if d.label), key=lambda d: d.hollow):
-        _dot_label(drawing, frame, dot, taken)
-    return drawing
-
-
-def _dot_label(
-    drawing: Drawing, frame: Frame, dot: Dot, taken: list[tuple[float, float, float]]
-) -> None:
-    """Write a label beside its dot, on the side where there is room, clear of other labels."""
-    width = text_width(dot.label, SMALL) * 1.1
-    x, y = frame.x(dot.x), frame.y(dot.y * 100)
-    left = x + dot.size + 5
-    if left + width > WIDTH:
-        left = x - dot.size - 5 - width
-    for shift in (4, -9, 17, -22, 30, -35):
-        clear = all(
-            abs(y + shift - t) > 12 or left > r or left + width < start for start, r, t in taken
-        )
-        if clear and frame.top - 6 < y + shift < frame.bottom + 2:
-            break
-    taken.append((left, left + width, y + shift))
-    ink = "soft" if dot.hollow else "ink"
-    drawing.add(Text(left, y + shift, dot.label, SMALL, ink, bold=not dot.hollow))
-
-
-def _form(marks: Sequence[float]) -> str:
-    """A number format with as many decimals as the ticks need."""
-    return next((f for f in ("{:.0f}", "{:.1f}") if all(_fits(f, m) for m in marks)), "{:.2f}")
-
-
-def _fits(form: str, value: float) -> bool:
-    return abs(float(form.format(value)) - value) < 1e-9
-
-
-@dataclass(frozen=True)
 class Curve:
     """One line of a chart; a label is written at its end."""
 
@@ -187,12 +122,12 @@ def curves(
     xs = (first, last if last > first else first + 1)
     low, high = padded([p[1] for p in points])
     named = [c for c in series if c.label]
-    room = max([12.0, *(text_width(c.label, SMALL) + 12 for c in named)])
+    room = max([12.0, *(text_width(c.label, SMALL) + 22 for c in named)])
     height = max(224.0, 34.0 + 14 * len(named))
     frame = Frame(40, 34, WIDTH - room, height, xs, (max(0.0, low), high))
     drawing = Drawing(WIDTH, height + 44, title)
     marks = ticks(*frame.ys, 4)
-    frame.draw_y(drawing, marks, _form(marks), labels[1])
+    frame.draw_y(drawing, marks, number_form(marks), labels[1])
     for place in spans if len(spans) <= 2 * MANY else ():
         x = frame.x(place)
         drawing.add(Line(((x, frame.top), (x, frame.bottom)), "grid"))
@@ -205,15 +140,36 @@ def curves(
 
 
 def _end_labels(drawing: Drawing, frame: Frame, named: Sequence[Curve]) -> None:
-    """Names beside the ends of their lines, pushed down where they would touch."""
-    least = frame.top
-    excess = frame.top + 14 * len(named) - frame.bottom
-    for curve in sorted(named, key=lambda c: -c.points[-1][1]):
-        x, y = frame.x(curve.points[-1][0]), frame.y(curve.points[-1][1]) + 4
-        y = max(least, y - max(0.0, excess))
-        least = y + 13
-        drawing.add(Mark(x, frame.y(curve.points[-1][1]), 3.5, curve.colour))
-        drawing.add(Text(x + 8, y, curve.label, SMALL, "ink"))
+    """Names beside the ends of their lines, apart from each other where lines end together."""
+    ordered = sorted(named, key=lambda c: -c.points[-1][1])
+    wanted = [frame.y(c.points[-1][1]) for c in ordered]
+    for curve, y in zip(ordered, spread_out(wanted, 14.0, frame.top, frame.bottom), strict=True):
+        x, end = frame.x(curve.points[-1][0]), frame.y(curve.points[-1][1])
+        drawing.add(Line(((x, end), (x + 9, y)), curve.colour, 1.0))
+        drawing.add(Mark(x + 12, y, 4.0, curve.colour))
+        drawing.add(Text(x + 19, y + 4, curve.label, SMALL, "ink"))
+
+
+def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Ascending places near the wanted ones, at least a gap apart, inside the bounds if they fit.
+
+    >>> spread_out([5.0, 5.0, 20.0], 4.0, 0.0, 30.0)
+    [3.0, 7.0, 20.0]
+    """
+    groups: list[list[float]] = []  # centre and count of places that stand side by side
+    for place in wanted:
+        groups.append([place, 1.0])
+        while len(groups) > 1:
+            (above, m), (below, n) = groups[-2:]
+            if below - above >= (m + n) / 2 * gap:
+                break
+            groups[-2:] = [[(above * m + below * n) / (m + n), m + n]]
+    out = []
+    for centre, count in groups:
+        reach = (count - 1) / 2 * gap
+        middle = min(max(centre, low + reach), max(low + reach, high - reach))
+        out += [middle - reach + i * gap for i in range(int(count))]
+    return out
 
 
 def task_columns(
@@ -225,7 +181,7 @@ def task_columns(
     above = Frame(46, 34, WIDTH - 6, 130, (0, count), (max(0.0, low), min(100.0, high + 0.01)))
     drawing = Drawing(WIDTH, 350, title)
     marks = ticks(*above.ys, 3)
-    above.draw_y(drawing, marks, _form(marks), "accuracy at the end, %")
+    above.draw_y(drawing, marks, number_form(marks), "accuracy at the end, %")
     for i, value in enumerate(accuracies):
         note = f"task {i + 1}: {value:.2%}"
         size = min(5.5, 120 / count)
@@ -235,7 +191,7 @@ def task_columns(
     unit, name = (1e6, "MB") if largest >= 1e6 else (1e3, "kB") if largest >= 1e3 else (1, "bytes")
     scaled = Frame(46, 178, WIDTH - 6, 306, (0, count), (0, largest * 1.05 / unit))
     values = ticks(*scaled.ys, 4)
-    scaled.draw_y(drawing, values, _form(values), f"size, {name}")
+    scaled.draw_y(drawing, values, number_form(values), f"size, {name}")
     for i, part in enumerate(parts):
         _stack(drawing, below, i, part)
     step = 1 if count <= 2 * MANY else 5

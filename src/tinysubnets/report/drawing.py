@@ -14,6 +14,9 @@ from typing import Literal
 
 from tinysubnets.report.theme import LIGHT
 
+MARGIN = 16.0
+"""The room around a drawing in a file of its own."""
+
 Point = tuple[float, float]
 Anchor = Literal["start", "middle", "end"]
 
@@ -113,15 +116,18 @@ class Drawing:
     def svg(self, *, standalone: bool = False) -> str:
         """The drawing as SVG text: for a page with the theme's variables, or for a file."""
         body = "\n".join(_shape(s, standalone) for s in self.shapes)
-        size = f'viewBox="0 0 {_n(self.width)} {_n(self.height)}"'
         title = escape(self.title)
         if not standalone:
+            size = f'viewBox="0 0 {_n(self.width)} {_n(self.height)}"'
             style = f'style="max-width:{_n(self.width * 1.3)}px"'
             return f'<svg {size} {style} role="img" aria-label="{title}">\n{body}\n</svg>'
+        width, height = _n(self.width + 2 * MARGIN), _n(self.height + 2 * MARGIN)
+        view = f'viewBox="{_n(-MARGIN)} {_n(-MARGIN)} {width} {height}"'
+        ground = f'x="{_n(-MARGIN)}" y="{_n(-MARGIN)}" width="{width}" height="{height}"'
         head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} width="{_n(self.width)}" '
-            f'height="{_n(self.height)}" font-family="system-ui, sans-serif">\n<title>{title}'
-            f'</title>\n<rect width="100%" height="100%" fill="{LIGHT["surface"]}"/>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" {view} width="{width}" height="{height}" '
+            f'font-family="system-ui, sans-serif">\n<title>{title}</title>\n'
+            f'<rect {ground} fill="{LIGHT["surface"]}"/>'
         )
         return f"{head}\n{body}\n</svg>\n"
 

@@ -10,9 +10,9 @@ import jinja2
 
 from tinysubnets.report import theme
 from tinysubnets.report.axes import size_text
-from tinysubnets.report.charts import Dot
 from tinysubnets.report.drawing import Drawing
 from tinysubnets.report.pictures import Figure, accuracy_over_time, comparison, run_figures
+from tinysubnets.report.scatter import Dot
 from tinysubnets.runs import Group, Run, Spread, grouped
 from tinysubnets.version import __version__
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tinysubnets.report.axes import size_text
 from tinysubnets.report.charts import (
     Curve,
-    Dot,
     Scale,
     curves,
     heat_map,
     ledger_bar,
-    size_scatter,
     task_columns,
 )
 from tinysubnets.report.drawing import Drawing
+from tinysubnets.report.scatter import Dot, size_scatter
 from tinysubnets.report.theme import PARTS, task_colour
 from tinysubnets.runs import Group, Run, grouped
 
@@ -201,7 +201,7 @@ def comparison(runs: Sequence[Run], references: Sequence[Dot] = ()) -> Figure | 
         return None
     dots = list(references)
     for index, group in enumerate(groups):
-        dots += _group_dots(group, index, len(groups))
+        dots += _group_dots(group, index)
     drawing = size_scatter("accuracy against bytes", dots)
     small = " Small dots are single runs, large ones their mean." if len(runs) > len(groups) else ""
     paper = (
@@ -211,9 +211,9 @@ def comparison(runs: Sequence[Run], references: Sequence[Dot] = ()) -> Figure | 
     return Figure("accuracy-against-bytes", "Accuracy against bytes", caption, drawing)
 
 
-def _group_dots(group: Group, index: int, num_groups: int) -> list[Dot]:
+def _group_dots(group: Group, index: int) -> list[Dot]:
     colour = f"series-{index % 8 + 1}"
-    shape = ("disc", "square", "diamond", "triangle")[index // 8 % 4 if num_groups > 8 else 0]
+    shape: Literal["disc", "square"] = "disc" if index < 8 else "square"
     size = group.spread(lambda r: r.size_bytes)
     accuracy = group.spread(lambda r: r.metric("average_accuracy"))
     if size is None or accuracy is None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tinysubnets.report.drawing import Drawing, Line, Mark, Picture, Rect, Text
+from tinysubnets.report.drawing import MARGIN, Drawing, Line, Mark, Picture, Rect, Text
 from tinysubnets.report.theme import LIGHT
 
 DPI = 200
@@ -38,13 +38,14 @@ def save_png(drawing: Drawing, path: str | Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(drawing.width / _UNIT, drawing.height / _UNIT), dpi=DPI)
+    width, height = drawing.width + 2 * MARGIN, drawing.height + 2 * MARGIN
+    figure = Figure(figsize=(width / _UNIT, height / _UNIT), dpi=DPI)
     figure.patch.set_facecolor(LIGHT["surface"])
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set_xlim(0, drawing.width)
-    axes.set_ylim(drawing.height, 0)
+    axes.set_xlim(-MARGIN, drawing.width + MARGIN)
+    axes.set_ylim(drawing.height + MARGIN, -MARGIN)
     for order, shape in enumerate(drawing.shapes):
         _paint(axes, shape, order)
     # Without a date or version in the file, the same drawing gives the same bytes.

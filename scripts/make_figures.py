@@ -1,0 +1,62 @@
+"""Make the pictures of the README from real runs.
+
+    python scripts/make_figures.py                      # runs permuted-digits first, a few minutes
+    python scripts/make_figures.py --runs runs/compare  # from runs that are there
+
+Writes accuracy-against-bytes.png (all runs), and accuracy-matrix.png, task-masks.png and ledger.png
+(the first TSN-wr run) to docs/images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from tinysubnets.report.page import references
+from tinysubnets.report.pictures import comparison, run_figures
+from tinysubnets.report.raster import save_png
+from tinysubnets.runs import Run, find_runs
+
+ROOT = Path(__file__).parent.parent
+METHODS = "tsn,tsn-wr,wsn,packnet,ada-qpacknet,replay,naive,independent"
+PICTURES = ("accuracy-matrix", "task-masks", "ledger")
+
+
+def make_runs(folder: Path) -> None:
+    """Run the comparison that the pictures show; what is finished already is not run again."""
+    command = [sys.executable, "-m", "tinysubnets", "compare", "permuted-digits"]
+    options = ["--methods", METHODS, "--seeds", "1", "--no-report", "--out", str(folder)]
+    subprocess.run([*command, *options], check=True)
+
+
+def pick(runs: list[Run]) -> Run:
+    """The run whose own pictures are shown."""
+    order = ("tsn-wr", "tsn", "tsn-wr-wpp")
+    known = [r for method in order for r in runs if r.method == method]
+    if not known:
+        raise SystemExit("none of the runs is by TinySubNets; give others with --runs.")
+    return known[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=Path, help="finished runs (default: make them)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
+    options = parser.parse_args()
+    folder = options.runs or ROOT / "runs" / "figures"
+    if options.runs is None:
+        make_runs(folder)
+    runs = find_runs([folder])
+    options.out.mkdir(parents=True, exist_ok=True)
+    figures = [f for f in run_figures(pick(runs)) if f.key in PICTURES]
+    overview = comparison(runs, references(runs))
+    for figure in [*figures, *([overview] if overview else [])]:
+        path = options.out / f"{figure.key}.png"
+        save_png(figure.drawing, path)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
