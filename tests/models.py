@@ -15,7 +15,7 @@ from tinysubnets.divergence import Statistics
 from tinysubnets.masks import top_k_segments
 from tinysubnets.start import Origin, initial_scores
 from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import BankDecision, Coded, Subnet, code
+from tinysubnets.subnet import BankDecision, Coded, Sample, Subnet, code
 from tinysubnets.task import Normalisation
 
 SETTINGS: dict[str, Any] = {"tsn": {"seed": 7, "scale": "kaiming"}}
@@ -92,6 +92,7 @@ def add_task(store: SubnetStore, number: int, bank: int = 0, **changes: Any) -> 
         "memory": _memory(number, rng),
         "decision": _decision(store, number, bank),
         "valid_accuracy": 0.5 + number / 64,
+        "sample": None if number == 2 else Sample(torch.float32, (6,)),
     }
     subnet = Subnet(**(fields | changes))
     store.add_(subnet)

@@ -71,6 +71,19 @@ def _halved(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """What one raw input of a task looks like: its type and shape."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch: Tensor) -> Sample:
+        """The kind of the samples in a batch."""
+        return cls(batch.dtype, tuple(batch.shape[1:]))
+
+
+@dataclass(frozen=True)
 class BankDecision:
     """Which bank a task went to, how far it was from each earlier task, and why."""
 
@@ -116,7 +129,7 @@ class Subnet:
 
     `own` has one entry per shared tensor, or one for all: the weights that this task was the first
     of its bank to use, in the order of the flat vector. `shapes` are those of the private tensors.
-    `coded_mask` is made once, when the task is claimed.
+    `coded_mask` is made once, when the task is claimed. `sample` tells what raw inputs look like.
     """
 
     name: str
@@ -133,6 +146,7 @@ class Subnet:
     valid_accuracy: float = float("nan")
     owned_before_pruning: float = float("nan")
     coded_mask: CodedMask | None = None
+    sample: Sample | None = None
 
     @property
     def packed_mask(self) -> np.ndarray:

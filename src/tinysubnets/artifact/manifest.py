@@ -1,26 +1,21 @@
-"""The config of a model: written from a store, and checked entry by entry when it is read."""
+"""The config of a model as a reader takes it: every entry checked before it is used."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from tinysubnets.architecture import Architecture, Specification
-from tinysubnets.artifact.container import VERSION
+from tinysubnets.architecture import Specification
 from tinysubnets.artifact.memory import DTYPES, MAX_DIMENSIONS
-from tinysubnets.errors import ArchitectureError, DamageError, TaskError
+from tinysubnets.errors import DamageError, TaskError
 from tinysubnets.layout import Layout
-from tinysubnets.subnet import Subnet
+from tinysubnets.subnet import Sample
 from tinysubnets.task import Label, Normalisation
-from tinysubnets.version import __version__
-
-if TYPE_CHECKING:
-    from tinysubnets.store import SubnetStore
 
 MAX_NUMEL = 1 << 40
 FEW = 4  # a normalisation of so many channels stands in the config, a longer one in its section
@@ -37,6 +32,7 @@ class TaskEntry:
     normalisation: Normalisation
     channels: int
     one_codebook: bool
+    sample: Sample | None
 
 
 @dataclass(frozen=True)
@@ -71,70 +67,6 @@ class Manifest:
         return 1 + max((t.bank for t in self.tasks), default=-1)
 
 
-def config_of(store: SubnetStore) -> dict[str, Any]:
-    """The config of a store, all but the hash of its index."""
-    classes: list[list[Label]] = []
-    tasks = []
-    for subnet in store.subnets.values():
-        names = list(subnet.classes)
-        if names not in classes:
-            classes.append(names)
-        tasks.append(_task_entry(subnet, classes.index(names), len(store.layout.shared)))
-    config = {
-        "format": VERSION,
-        "library": __version__,
-        "block": store.layout.block,
-        "architecture": _architecture(store.architecture),
-        "classes": classes,
-        "tasks": tasks,
-    }
-    seed = store.settings.get("tsn", {}).get("seed")
-    return config if seed is None else config | {"seed": seed}
-
-
-def _parts(normalisation: Normalisation) -> tuple[Sequence[float], Sequence[float]]:
-    return normalisation.mean, normalisation.std
-
-
-def _task_entry(subnet: Subnet, classes: int, num_shared: int) -> dict[str, Any]:
-    entry = {"name": subnet.name, "classes": classes, "bank": subnet.bank, "bits": subnet.bits}
-    if len(subnet.own) == 1 and num_shared > 1:
-        entry["codebooks"] = 1
-    normalisation = subnet.normalisation
-    if len(normalisation.mean) > FEW:
-        entry["channels"] = len(normalisation.mean)
-    elif normalisation.mean:
-        # The shortest decimal that gives the same float32.
-        mean, std = ([float(str(np.float32(v))) for v in p] for p in _parts(normalisation))
-        entry |= {"mean": mean, "std": std}
-    if normalisation.trailing:
-        entry["trailing"] = normalisation.trailing
-    return entry
-
-
-def _architecture(architecture: Architecture) -> dict[str, Any]:
-    private = []
-    for s in architecture.private:
-        shape = [0, *s.shape[1:]] if s.name in architecture.output else list(s.shape)
-        private.append([s.name, shape] if s.constant is None else [s.name, shape, s.constant])
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    strange = [n for n, t in architecture.constants.items() if t.dtype not in names]
-    if strange:
-        raise ArchitectureError(f"buffers of a type that cannot be stored: {', '.join(strange)}.")
-    out: dict[str, Any] = {
-        "head": architecture.head,
-        "shared": [[s.name, list(s.shape)] for s in architecture.shared],
-        "private": private,
-    }
-    if architecture.constants:
-        out["constants"] = [
-            [n, names[t.dtype], list(t.shape)] for n, t in architecture.constants.items()
-        ]
-    if architecture.rebuild is not None:
-        out["rebuild"] = architecture.rebuild
-    return out
-
-
 def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
     """The checked config of a file of that size; damage is named by its place."""
     architecture = _table(config.get("architecture"), "architecture")
@@ -146,7 +78,8 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
         raise DamageError("config: a shared tensor without values.")
     rebuild = architecture.get("rebuild")
     classes = [_classes(c) for c in _list(config.get("classes"), "classes")]
-    tasks = [_read_task(t, classes, i) for i, t in enumerate(config["tasks"])]
+    inputs = [_sample(s) for s in _list(config.get("inputs"), "inputs")]
+    tasks = [_read_task(t, classes, inputs, i) for i, t in enumerate(config["tasks"])]
     manifest = Manifest(
         head=_text(architecture.get("head"), "head"),
         layout=Layout(shared, _whole(config.get("block"), "block", 1, 1 << 31)),
@@ -191,7 +124,9 @@ def _check_budget(manifest: Manifest, file_bytes: int) -> None:
         )
 
 
-def _read_task(value: Any, classes: list[tuple[Label, ...]], number: int) -> TaskEntry:
+def _read_task(
+    value: Any, classes: list[tuple[Label, ...]], inputs: list[Sample], number: int
+) -> TaskEntry:
     where = f"task {number}"
     entry = _table(value, where)
     trailing = _whole(entry.get("trailing", 0), f"{where}, trailing", 0, MAX_DIMENSIONS)
@@ -200,6 +135,9 @@ def _read_task(value: Any, classes: list[tuple[Label, ...]], number: int) -> Tas
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
     known = len(classes) - 1
+    kind = entry.get("inputs")
+    if kind is not None:
+        kind = inputs[_whole(kind, f"{where}, inputs", 0, len(inputs) - 1)]
     return TaskEntry(
         name=_text(entry.get("name"), f"{where}, name"),
         classes=classes[_whole(entry.get("classes"), f"{where}, classes", 0, known)],
@@ -208,6 +146,7 @@ def _read_task(value: Any, classes: list[tuple[Label, ...]], number: int) -> Tas
         normalisation=normalisation_of(mean, std, trailing),
         channels=channels,
         one_codebook=_whole(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
+        sample=kind,
     )
 
 
@@ -237,14 +176,19 @@ def _specifications(value: Any, where: str) -> tuple[Specification, ...]:
 def _constants(value: Any) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
     out = []
     for item in _list(value, "constants"):
-        parts = _list(item, "constants")
-        if len(parts) != 3 or not isinstance(parts[1], str) or parts[1] not in DTYPES:
-            raise DamageError("config: constants: a name, a type and a shape are needed.")
-        name, shape = _text(parts[0], "constants"), _shape(parts[2], "constants")
-        out.append((name, DTYPES[parts[1]], shape))
+        name, *rest = _list(item, "constants") or [None]
+        kind = _sample(rest)
+        out.append((_text(name, "constants"), kind.dtype, kind.shape))
     if len({name for name, _, _ in out}) != len(out):
         raise DamageError("config: constants: a name occurs twice.")
     return tuple(out)
+
+
+def _sample(value: Any) -> Sample:
+    parts = _list(value, "a type and shape")
+    if len(parts) != 2 or not isinstance(parts[0], str) or parts[0] not in DTYPES:
+        raise DamageError(f"config: a type and a shape are needed, not {str(value)[:80]}.")
+    return Sample(DTYPES[parts[0]], _shape(parts[1], "a shape"))
 
 
 def _classes(value: Any) -> tuple[Label, ...]:

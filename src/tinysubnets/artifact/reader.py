@@ -181,6 +181,7 @@ class _Walk:
             valid_accuracy=record.get("accuracy", math.nan),
             owned_before_pruning=record.get("owned", math.nan),
             coded_mask=coded,
+            sample=entry.sample,
         )
 
     def _private(self, number: int, entry: TaskEntry) -> tuple[Normalisation, dict[str, Coded]]:

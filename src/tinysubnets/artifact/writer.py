@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tinysubnets.artifact.config import config_of
 from tinysubnets.artifact.container import (
     COMMON,
     HASH_BYTES,
@@ -16,7 +17,7 @@ from tinysubnets.artifact.container import (
     assemble,
     places,
 )
-from tinysubnets.artifact.manifest import FEW, config_of
+from tinysubnets.artifact.manifest import FEW
 from tinysubnets.artifact.masks import write_coded_mask
 from tinysubnets.artifact.memory import raw_bytes, write_memory
 from tinysubnets.artifact.records import write_records

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.pruning import Candidate, Pruned, post_prune
-from tinysubnets.subnet import Coded, Subnet, code
+from tinysubnets.subnet import Coded, Sample, Subnet, code
 from tinysubnets.task_module import TaskModule
 from tinysubnets.validation import calibrated
 
@@ -120,6 +120,7 @@ class Compressor:
             decision=lesson.decision,
             valid_accuracy=accuracy,
             owned_before_pruning=self.owned_share(self.mask),
+            sample=Sample.of(lesson.task.train.inputs(torch.arange(1))),
         )
 
     def store_private(self, mask: Tensor, own: tuple[Coded, ...]) -> tuple[dict[str, Coded], float]:
