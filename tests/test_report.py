@@ -23,7 +23,7 @@ from tinysubnets.report.drawing import Drawing, Line, Mark, Picture, Rect, Text
 from tinysubnets.report.raster import encode_png, save_png
 from tinysubnets.report.scatter import Dot, size_scatter
 from tinysubnets.report.theme import DARK, LIGHT, task_colour
-from tinysubnets.runs import Spread, find_runs, grouped, read_run
+from tinysubnets.runs import Spread, changes, find_runs, grouped, read_run
 
 SCREENSHOTS = Path(__file__).parent.parent / ".cache" / "screenshots"
 ALL_PICTURES = {
@@ -72,7 +72,7 @@ def forty_tasks(result: dict) -> dict:
     names = [f"a task with a long name {i}" for i in range(40)]
     matrix = [[0.9 - 0.01 * max(0, i - j) - 0.7 * (j > i) for j in range(40)] for i in range(40)]
     cells = [[1.0 + (i * j) % 7 if j < i else None for j in range(40)] for i in range(40)]
-    ledger = result["ledger"] | {"tasks": {n: entry for n in names}}
+    ledger = result["ledger"] | {"tasks": {n: entry for n in names}, "file_bytes": 9_876_543}
     return result | {
         "method": "a-method-with-a-very-long-name",
         "accuracy_matrix": matrix,
@@ -179,6 +179,14 @@ def test_a_run_without_model_or_metrics_still_has_a_page(runs: Path, tmp_path: P
         "accuracy-matrix",
         "per-task",
     }
+
+
+def test_changed_settings_are_named(runs: Path) -> None:
+    group = grouped(find_runs([runs / "tsn"]))[0]
+    assert group.label.startswith("best/permuted-digits with ")
+    changed = changes(group.runs[0])
+    assert changed["training.epochs"] == 2
+    assert "tsn.density" not in changed
 
 
 def test_spreads() -> None:

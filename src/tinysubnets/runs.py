@@ -202,10 +202,44 @@ class Group:
     recipe: str
     runs: tuple[Run, ...] = field(default_factory=tuple)
 
+    @property
+    def label(self) -> str:
+        """The recipe's name, and how many of its settings these runs changed."""
+        changed = changes(self.runs[0])
+        if not changed:
+            return self.recipe
+        few = ", ".join(f"{n}={v}" for n, v in list(changed.items())[:1])
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        return f"{self.recipe} with {few}{more}"
+
     def spread(self, measure: Callable[[Run], float | None]) -> Spread | None:
         """Mean and deviation of what was measured in each run; None where in no run."""
         values = [v for v in map(measure, self.runs) if v is not None]
         return Spread.of(values) if values else None
+
+
+def changes(run: Run) -> dict[str, Any]:
+    """The settings of a run that differ from its recipe in this package, by dotted name."""
+    if run.recipe == "defaults" or run.recipe.endswith(".toml"):
+        return {}
+    from tinysubnets import recipe
+    from tinysubnets.errors import SettingError
+
+    try:
+        # Through JSON, as the run's own settings went: tuples become lists there.
+        plain = json.loads(json.dumps(recipe.load(run.recipe, method=run.method).as_dict()))
+    except SettingError:
+        return {}
+    known, used = _flat(plain), _flat(run.settings)
+    return {n: v for n, v in used.items() if known.get(n, "none") != v}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        out |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return out
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

@@ -38,8 +38,8 @@ def ours(groups: list[Group]) -> Sequence[Group | None]:
 
 
 def recipe_of(group: Group | None) -> str:
-    """The recipe of a group."""
-    return "" if group is None else group.recipe
+    """The recipe of a group, and what was changed in it."""
+    return "" if group is None else group.label
 
 
 def _acc(run: Run) -> float | None:

@@ -61,6 +61,16 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.2f} MB"
 
 
+def short_size(num_bytes: float) -> str:
+    """A round size for an axis.
+
+    >>> short_size(500), short_size(2e4), short_size(2.5e6)
+    ('500 B', '20 kB', '2.5 MB')
+    """
+    number, unit = size_text(num_bytes).split(" ")
+    return f"{float(number):g} {unit}"
+
+
 def number_form(marks: Sequence[float]) -> str:
     """A number format with as many decimals as the ticks need."""
     return next((f for f in ("{:.0f}", "{:.1f}") if all(_fits(f, m) for m in marks)), "{:.2f}")
@@ -105,10 +115,13 @@ class Frame:
         drawing.add(Text(0, self.top - 14, label, SMALL, "soft"))
 
     def draw_x(self, drawing: Drawing, marks: list[tuple[float, str]], label: str) -> None:
-        """Values below the chart, and the label below them."""
+        """Values below the chart, those that have room, and the label below them."""
+        end = -1.0
         for value, text in marks:
             # The first and last text stay on the drawing, though their place is at its edge.
             half = text_width(text, SMALL) / 2
             place = min(max(self.x(value), half), drawing.width - half)
-            drawing.add(Text(place, self.bottom + 17, text, SMALL, "soft", "middle"))
+            if place - half > end:
+                drawing.add(Text(place, self.bottom + 17, text, SMALL, "soft", "middle"))
+                end = place + half + 8
         drawing.add(Text(self.right, self.bottom + 36, label, SMALL, "soft", "end"))

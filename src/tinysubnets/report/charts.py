@@ -134,8 +134,11 @@ def curves(
     for curve in series:
         line = tuple((frame.x(x), frame.y(y)) for x, y in curve.points)
         drawing.add(Line(line, curve.colour, 1.75, note=curve.note))
+        if len(line) == 1:
+            drawing.add(Mark(*line[0], 3.5, curve.colour, note=curve.note))
     _end_labels(drawing, frame, named)
-    frame.draw_x(drawing, [(v, f"{v:.0f}") for v in ticks(*xs)], labels[0])
+    whole = [v for v in ticks(*xs) if v == round(v)]
+    frame.draw_x(drawing, [(v, f"{v:.0f}") for v in whole], labels[0])
     return drawing
 
 

@@ -95,7 +95,8 @@ def tiles(group: Group) -> list[Tile]:
     out = [t for t in candidates if t]
     size = group.spread(lambda r: r.size_bytes)
     if size:
-        out.append({"value": size_text(size.mean), "unit": "", "label": "size", "detail": ""})
+        number, unit = size_text(size.mean).split(" ")
+        out.append({"value": number, "unit": unit, "label": "size", "detail": ""})
     many = f"{banks} bank{'s' if banks != 1 else ''}" if banks else ""
     out.append({"value": str(len(run.tasks)), "unit": "", "label": "tasks", "detail": many})
     return out
@@ -124,7 +125,7 @@ def comparison_table(groups: Sequence[Group]) -> list[dict[str, str]]:
         rows.append(
             {
                 "method": group.method,
-                "recipe": group.recipe,
+                "recipe": group.label,
                 "setting": group.runs[0].setting,
                 "runs": str(len(group.runs)),
                 "accuracy": show(group.spread(lambda r: r.metric("average_accuracy")), 2, 100),
@@ -150,7 +151,7 @@ def _section(group: Group) -> dict[str, Any]:
     return {
         "heading": group.method,
         "slug": f"{group.scenario}-{group.method}-{recipe}",
-        "note": f"{group.scenario}, recipe {group.recipe}, seed {run.seed}, {run.setting}",
+        "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.setting}",
         "figures": figures,
         "tasks": [_task_row(i, t) for i, t in enumerate(run.tasks, 1)],
         "notes": [str(n) for n in run.result.get("notes") or []],

@@ -200,8 +200,8 @@ def comparison(runs: Sequence[Run], references: Sequence[Dot] = ()) -> Figure | 
     if not groups:
         return None
     dots = list(references)
-    for index, group in enumerate(groups):
-        dots += _group_dots(group, index)
+    for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
+        dots += _group_dots(group, index, name)
     drawing = size_scatter("accuracy against bytes", dots)
     small = " Small dots are single runs, large ones their mean." if len(runs) > len(groups) else ""
     paper = (
@@ -211,7 +211,16 @@ def comparison(runs: Sequence[Run], references: Sequence[Dot] = ()) -> Figure | 
     return Figure("accuracy-against-bytes", "Accuracy against bytes", caption, drawing)
 
 
-def _group_dots(group: Group, index: int) -> list[Dot]:
+def _names(groups: Sequence[Group]) -> list[str]:
+    """Names of groups for a chart: the method, with the recipe where a method has several."""
+    methods = [g.method for g in groups]
+    return [
+        m if methods.count(m) == 1 else f"{m}, {g.recipe}"
+        for m, g in zip(methods, groups, strict=True)
+    ]
+
+
+def _group_dots(group: Group, index: int, name: str) -> list[Dot]:
     colour = f"series-{index % 8 + 1}"
     shape: Literal["disc", "square"] = "disc" if index < 8 else "square"
     size = group.spread(lambda r: r.size_bytes)
@@ -224,7 +233,7 @@ def _group_dots(group: Group, index: int) -> list[Dot]:
         if r.size_bytes and len(group.runs) > 1
     ]
     note = f"{group.method} ({group.recipe}): {accuracy.show(2, 100)} % in {size_text(size.mean)}"
-    mean = Dot(size.mean, accuracy.mean, colour, group.method, shape, False, 6.5, note)
+    mean = Dot(size.mean, accuracy.mean, colour, name, shape, False, 6.5, note)
     return [*singles, mean]
 
 
@@ -232,14 +241,14 @@ def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:
     """The mean accuracy on all tasks so far, after every task, one line per group."""
     groups = grouped(runs)
     series = []
-    for index, group in enumerate(groups):
+    for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
         tables = [r.matrix for r in group.runs]
         points = []
         for i in range(min(len(t) for t in tables)):
             cells = [v for t in tables for v in t[i][: i + 1] if v is not None]
             points.append((i + 1.0, 100 * sum(cells) / len(cells)))
         note = f"{group.method} ({group.recipe}): {points[-1][1]:.2f} % at the end"
-        series.append(Curve(f"series-{index % 8 + 1}", tuple(points), note, group.method))
+        series.append(Curve(f"series-{index % 8 + 1}", tuple(points), note, name))
     if max(len(c.points) for c in series) < 2:
         return None
     drawing = curves("accuracy over time", series, ("tasks learned", "accuracy so far, %"))

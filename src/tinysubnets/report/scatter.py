@@ -13,7 +13,7 @@ from tinysubnets.report.axes import (
     log_ticks,
     number_form,
     padded,
-    size_text,
+    short_size,
     ticks,
 )
 from tinysubnets.report.drawing import Drawing, Line, Mark, Text, text_width
@@ -45,7 +45,7 @@ def size_scatter(title: str, dots: Sequence[Dot]) -> Drawing:
     marks = ticks(*frame.ys)
     frame.draw_y(drawing, marks, number_form(marks), "mean accuracy, %")
     values = log_ticks(*xs) if log else ticks(*xs, 4)
-    frame.draw_x(drawing, [(v, size_text(v)) for v in values], "bytes, smaller is better")
+    frame.draw_x(drawing, [(v, short_size(v)) for v in values], "bytes, smaller is better")
     for dot in sorted(dots, key=lambda d: not d.hollow):
         x, y = frame.x(dot.x), frame.y(dot.y * 100)
         drawing.add(Mark(x, y, dot.size, dot.colour, dot.shape, dot.hollow, dot.note))
