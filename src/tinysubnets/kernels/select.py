@@ -1,20 +1,22 @@
 # mypy: disallow-untyped-defs=False
 """Exact top-k of every segment on a GPU: a radix search in Triton, without host synchronisation.
 
-Each number gets a key that no other has: the bits of its non-negative float, then its index counted
-from the end, so that of equal numbers the earlier is larger. A search finds the k-th largest key
-of each segment digit by digit, from the top. One pass counts the next digit of all keys that agree
-with what is found so far, and a small kernel then picks the digit. Passes over the index return at
-once where the numbers alone decide.
+The bits of a non-negative float sort like the number. A search finds the k-th largest of each
+segment digit by digit, from the top: one pass counts the next digit of all numbers that agree with
+what is found so far, and a small kernel then picks the digit. Of numbers equal to the k-th the
+earlier ones are taken; the search for the last of them returns at once where all are needed.
 
-The state of a segment is five int32: the float bits found, the index digits found, how many more
-are needed, whether all is decided, and how many keys are left.
+Digits have eight bits: a histogram in registers costs as much as it has bins.
+
+The state of a segment is five int32: the bits found, the last place at which a number equal to the
+k-th is taken, how many more are needed, whether the search has ended, and k.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import triton
@@ -22,97 +24,104 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 4096
-FLOAT_DIGITS = (11, 10, 10)  # 31 bits: the sign of a non-negative float is not coded
-INDEX_DIGIT = 11
-BINS = 1 << 11
+DIGITS = (8, 8, 8, 7)  # 31 bits: the sign of a non-negative float is not coded
+BINS = 1 << 8
 STATE = 5
 
 Bounds = Sequence[tuple[int, int, int]]
 
 
 @triton.jit
+def _bits(values, allowed, place, inside, HAS_ALLOWED: tl.constexpr):
+    """The bits of magnitudes; -1 where a number may not be taken."""
+    bits = tl.load(values + place, mask=inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    if HAS_ALLOWED:
+        inside = inside & (tl.load(allowed + place, mask=inside, other=0) != 0)
+    return tl.where(inside, bits, -1)
+
+
+@triton.jit
 def _count(
-    values, allowed, tiles, state, counts, num_values, num_segments,
-    shift, width, HAS_ALLOWED: tl.constexpr, ON_INDEX: tl.constexpr, INDEX_BITS: tl.constexpr,
-    TILE: tl.constexpr, BINS: tl.constexpr, STATE: tl.constexpr,
+    values, allowed, tiles, state, counts, num_values, num_segments, SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr, HAS_ALLOWED: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+    STATE: tl.constexpr,
 ):  # fmt: skip
-    """Add the digits of one tile's agreeing keys to the counts of its segment."""
+    """Add the digits of one tile's agreeing numbers to the counts of its segment."""
     tile, row = tl.program_id(0), tl.program_id(1)
-    segment = tl.load(tiles + 3 * tile)
-    start = tl.load(tiles + 3 * tile + 1)
-    stop = tl.load(tiles + 3 * tile + 2)
-    mine = state + (row * num_segments + segment) * STATE
-    if tl.load(mine + 3) == 0:
-        offset = start + tl.arange(0, TILE)
-        inside = offset < stop
-        place = row * num_values + offset
-        bits = tl.load(values + place, mask=inside, other=0.0).to(tl.int32, bitcast=True)
-        bits = bits & 0x7FFFFFFF
-        if HAS_ALLOWED:
-            inside = inside & (tl.load(allowed + place, mask=inside, other=0) != 0)
-        found = tl.load(mine)
-        if ON_INDEX:
-            rest = (1 << INDEX_BITS) - 1 - offset
-            agrees = inside & (bits == found) & ((rest >> (shift + width)) == tl.load(mine + 1))
-            digit = (rest >> shift) & ((1 << width) - 1)
-        else:
-            agrees = inside & ((bits >> (shift + width)) == found)
-            digit = (bits >> shift) & ((1 << width) - 1)
+    segment = row * num_segments + tl.load(tiles + 3 * tile)
+    if tl.load(state + segment * STATE + 3) == 0:
+        offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
+        inside = offset < tl.load(tiles + 3 * tile + 2)
+        bits = _bits(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
+        agrees = (bits >> (SHIFT + WIDTH)) == tl.load(state + segment * STATE)
+        digit = (bits >> SHIFT) & ((1 << WIDTH) - 1)
         local = tl.histogram(digit, BINS, mask=agrees)
-        bins = tl.arange(0, BINS)
-        target = counts + (row * num_segments + segment) * BINS + bins
+        target = counts + segment * BINS + tl.arange(0, BINS)
         tl.atomic_add(target, local, mask=local > 0, sem="relaxed")
 
 
 @triton.jit
-def _choose(
-    state, counts, width, LAST: tl.constexpr, ON_INDEX: tl.constexpr,
-    BINS: tl.constexpr, STATE: tl.constexpr,
-):  # fmt: skip
-    """Pick the digit of the k-th largest key of one segment, and clear its counts."""
+def _choose(state, counts, WIDTH: tl.constexpr, LAST: tl.constexpr, BINS: tl.constexpr,
+            STATE: tl.constexpr):  # fmt: skip
+    """Pick the digit of the k-th largest number of one segment, and clear its counts."""
     mine = state + tl.program_id(0) * STATE
-    bins = tl.arange(0, BINS)
-    place = counts + tl.program_id(0) * BINS + bins
     if tl.load(mine + 3) == 0:
+        bins = tl.arange(0, BINS)
+        place = counts + tl.program_id(0) * BINS + bins
         need = tl.load(mine + 2)
         count = tl.load(place)
         reach = tl.cumsum(count, 0, reverse=True)
         digit = tl.maximum(tl.sum((reach >= need).to(tl.int32), 0) - 1, 0)
-        above = tl.sum(tl.where(bins > digit, count, 0), 0)
-        left = tl.sum(tl.where(bins == digit, count, 0), 0)
-        index = 1 if ON_INDEX else 0
-        tl.store(mine + index, (tl.load(mine + index) << width) + digit)
-        tl.store(mine + 2, need - above)
-        if (
-            LAST
-        ):  # all float bits are known: equal numbers that are all needed need no further search
-            tl.store(mine + 3, (left <= need - above).to(tl.int32))
+        need -= tl.sum(tl.where(bins > digit, count, 0), 0)
+        tl.store(mine, (tl.load(mine) << WIDTH) + digit)
+        tl.store(mine + 2, need)
+        if LAST:  # where all equal numbers are needed, none is the last
+            equal = tl.sum(tl.where(bins == digit, count, 0), 0)
+            tl.store(mine + 3, (equal <= need).to(tl.int32))
         tl.store(place, tl.zeros([BINS], tl.int32))
 
 
 @triton.jit
-def _fill(
-    values, allowed, tiles, state, mask, num_values, num_segments,
-    HAS_ALLOWED: tl.constexpr, INDEX_BITS: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr,
+def _last(
+    values, allowed, borders, state, num_values, num_segments, HAS_ALLOWED: tl.constexpr,
+    TILE: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
-    """The mask of one tile: every key not below the k-th largest of its segment."""
-    tile, row = tl.program_id(0), tl.program_id(1)
-    segment = tl.load(tiles + 3 * tile)
-    start = tl.load(tiles + 3 * tile + 1)
-    stop = tl.load(tiles + 3 * tile + 2)
+    """Find the last place at which a number equal to the k-th largest of a segment is taken."""
+    segment, row = tl.program_id(0), tl.program_id(1)
     mine = state + (row * num_segments + segment) * STATE
-    offset = start + tl.arange(0, TILE)
-    inside = offset < stop
-    place = row * num_values + offset
-    bits = tl.load(values + place, mask=inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    at = tl.load(borders + 2 * segment)
+    stop = tl.load(borders + 2 * segment + 1)
+    need = tl.load(mine + 2)
     level = tl.load(mine)
-    rest = (1 << INDEX_BITS) - 1 - offset
-    early = (rest >= tl.load(mine + 1)) | (tl.load(mine + 3) != 0)
-    kept = (bits > level) | ((bits == level) & early)
-    if HAS_ALLOWED:
-        kept = kept & (tl.load(allowed + place, mask=inside, other=0) != 0)
+    if tl.load(mine + 3) != 0:
+        need = need * 0
+    while (need > 0) & (at < stop):
+        offset = at + tl.arange(0, TILE)
+        bits = _bits(values, allowed, row * num_values + offset, offset < stop, HAS_ALLOWED)
+        equal = (bits == level).to(tl.int32)
+        found = tl.sum(equal, 0)
+        if found >= need:
+            before = tl.sum((tl.cumsum(equal, 0) < need).to(tl.int32), 0)
+            tl.store(mine + 1, at + before)
+        need -= found
+        at += TILE
+
+
+@triton.jit
+def _fill(
+    values, allowed, tiles, state, mask, num_values, num_segments, HAS_ALLOWED: tl.constexpr,
+    TILE: tl.constexpr, STATE: tl.constexpr,
+):  # fmt: skip
+    """The mask of one tile: what exceeds the k-th largest, and the first of its equals."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    mine = state + (row * num_segments + tl.load(tiles + 3 * tile)) * STATE
+    offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
+    inside = offset < tl.load(tiles + 3 * tile + 2)
+    bits = _bits(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
+    level = tl.load(mine)
+    kept = (bits > level) | ((bits == level) & (offset <= tl.load(mine + 1)))
     kept = kept & (tl.load(mine + 4) > 0)
-    tl.store(mask + place, kept, mask=inside)
+    tl.store(mask + row * num_values + offset, kept, mask=inside)
 
 
 def top_k_segments(
@@ -135,82 +144,42 @@ def select(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> tup
         table if allowed is None else allowed.expand(values.shape).contiguous().view(torch.uint8)
     )
     rows, num = len(table), len(bounds)
-    tiles, first, counts, covered = plan(tuple(bounds), rows, size, values.device, TILE)
+    tiles, borders, first, counts, covered = plan(tuple(bounds), rows, size, values.device, TILE)
     state = first.clone()
-    index_bits = max(size - 1, 1).bit_length()
     grid, shift = (len(tiles), rows), 31
-    common = {
-        "HAS_ALLOWED": allowed is not None,
-        "INDEX_BITS": index_bits,
-        "TILE": TILE,
-        "STATE": STATE,
-    }
-    for number, width in enumerate(FLOAT_DIGITS):
+    how: dict[str, Any] = {"HAS_ALLOWED": allowed is not None, "TILE": TILE, "STATE": STATE}
+    for width in DIGITS:
         shift -= width
-        _count[grid](
-            table,
-            permits,
-            tiles,
-            state,
-            counts,
-            size,
-            num,
-            shift,
-            width,
-            ON_INDEX=False,
-            BINS=BINS,
-            **common,
-        )
-        _choose[(rows * num,)](
-            state,
-            counts,
-            width,
-            LAST=number == len(FLOAT_DIGITS) - 1,
-            ON_INDEX=False,
-            BINS=BINS,
-            STATE=STATE,
-        )
-    shift = index_bits
-    while shift > 0:
-        width = min(INDEX_DIGIT, shift)
-        shift -= width
-        _count[grid](
-            table,
-            permits,
-            tiles,
-            state,
-            counts,
-            size,
-            num,
-            shift,
-            width,
-            ON_INDEX=True,
-            BINS=BINS,
-            **common,
-        )
-        _choose[(rows * num,)](
-            state, counts, width, LAST=False, ON_INDEX=True, BINS=BINS, STATE=STATE
-        )
+        _count[grid](table, permits, tiles, state, counts, size, num, SHIFT=shift, WIDTH=width,
+                     BINS=BINS, num_warps=8, **how)  # fmt: skip
+        _choose[(rows * num,)](state, counts, WIDTH=width, LAST=shift == 0, BINS=BINS, STATE=STATE)
+    _last[(num, rows)](table, permits, borders, state, size, num, **how)
     empty = torch.empty if covered else torch.zeros
     mask = empty(rows, size, dtype=torch.bool, device=values.device)
-    _fill[grid](table, permits, tiles, state, mask.view(torch.uint8), size, num, **common)
+    _fill[grid](table, permits, tiles, state, mask.view(torch.uint8), size, num, num_warps=8, **how)
     return mask.reshape(values.shape), state
 
 
 @lru_cache(maxsize=64)
 def plan(
-    bounds: tuple[tuple[int, int, int], ...], rows: int, size: int, device: torch.device, tile: int
-) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Tiles (segment, start, stop) that cross no border, first states, counters, full cover.
+    bounds: tuple[tuple[int, int, int], ...],
+    rows: int,
+    size: int,
+    device: torch.device,
+    tile: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
+    """Tiles (segment, start, stop) that cross no border, borders, first states, counters, cover.
 
-    The counters are zero before and after every search.
+    The counters are zero before and after every search. The cover is full if no place lies outside
+    all segments.
     """
     tiles = [
         (i, at, min(at + tile, stop))
         for i, (start, stop, _) in enumerate(bounds)
         for at in range(start, stop, tile)
     ]
-    state = [[0, 0, k, int(k == 0), k] for _, _, k in bounds] * rows
+    state = [[0, size, k, int(k == 0), k] for _, _, k in bounds] * rows
     to = partial(torch.tensor, dtype=torch.int32, device=device)
     counts = torch.zeros(rows * len(bounds), BINS, dtype=torch.int32, device=device)
-    return to(tiles), to(state), counts, sum(j - i for i, j, _ in bounds) == size
+    covered = sum(j - i for i, j, _ in bounds) == size
+    return to(tiles), to([b[:2] for b in bounds]), to(state), counts, covered
