@@ -99,7 +99,6 @@ def test_fused_weights_and_gradients_equal_the_plain_ones() -> None:
 def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
     from tinysubnets.updates import LARGE, flat_update
 
-    on_gpu = {"fused": True, "capturable": DEVICE == "cuda"}
     make = {
         "sgd": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1).to(DEVICE), fused=True),
         "momentum": lambda p: torch.optim.SGD(
