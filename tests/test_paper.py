@@ -172,7 +172,8 @@ def test_masks_and_matrices(runs: Path, tmp_path: Path) -> None:
     assert len(table.rows) == 3
     assert table.rows[0][5] == "0.0"  # the first task reuses nothing
     assert {p.suffix for p in tmp_path.iterdir()} == {".svg", ".png"}
-    matrix = paper.table("matrix-permuted-mnist", [runs])
+    matrix = paper.table("matrix-permuted-mnist", [runs], out=tmp_path)
+    assert (tmp_path / "permuted-mnist-tsn-wr-matrix.svg").is_file()
     assert [len(r) for r in matrix.rows] == [4, 4, 4]
     run = read_run(runs / "seed-0")
     assert matrix.rows[2][3] == f"{(run.matrix[2][2] or 0) * 100:.1f}"

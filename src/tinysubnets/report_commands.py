@@ -36,7 +36,7 @@ def add_parsers(subparsers: Any) -> None:
     paper.add_argument(
         "--data", metavar="DIR", help="local data sets, for what is measured on saved models"
     )
-    paper.add_argument("--out", metavar="DIR", help="a folder for mask pictures")
+    paper.add_argument("--out", metavar="DIR", help="a folder for pictures of masks and matrices")
     paper.set_defaults(run=run_paper)
 
 

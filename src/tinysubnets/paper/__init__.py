@@ -66,7 +66,8 @@ def table(
 
     runs = find_runs(run_dirs)
     if name.startswith("matrix-"):
-        return measured_tables.matrix(runs, name.removeprefix("matrix-"), ENTRIES[name][0])
+        scenario = name.removeprefix("matrix-")
+        return measured_tables.matrix(runs, scenario, ENTRIES[name][0], out)
     if name == "case-study":
         return measured_tables.case_study()
     if name == "masks":

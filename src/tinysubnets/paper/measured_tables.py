@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tinysubnets.capacity import worked_example_bits
 from tinysubnets.operations import Operations, paper_operations
@@ -13,6 +15,10 @@ from tinysubnets.paper.measures import Measured
 from tinysubnets.paper.render import NOT_RUN, Table
 from tinysubnets.paper.tables import TSN, label, method_label, ours, pick, recipe_of, show
 from tinysubnets.runs import Group, Run, Spread, grouped
+
+if TYPE_CHECKING:
+    from tinysubnets.report.drawing import Drawing
+    from tinysubnets.store import SubnetStore
 
 NO_DATA = "no model or data"
 
@@ -105,8 +111,9 @@ def fixed_point(runs: Sequence[Run], data: str | None = None) -> Table:
     groups, rows = grouped(runs), []
     for scenario, values in paper.FIXED_POINT.items():
         for group in ours(pick(groups, scenario, TSN)):
+            opened = [] if group is None else [Measured(r, data) for r in group.runs]
             for bits, theirs in values.items():
-                cell = NOT_RUN if group is None else _fixed(group, bits, data)
+                cell = NOT_RUN if group is None else _fixed(opened, bits)
                 name = f"{bits} bit" if group is None else f"{bits} bit, {method_label(group)}"
                 full = show(group, lambda r: r.metric("average_accuracy"))
                 rows.append((label(scenario), name, f"{theirs:.2f}", cell, full, recipe_of(group)))
@@ -115,13 +122,12 @@ def fixed_point(runs: Sequence[Run], data: str | None = None) -> Table:
     return Table("fixed-point", title, heads, tuple(rows), notes.FIXED_POINT)
 
 
-def _fixed(group: Group, bits: int, data: str | None) -> str:
-    values = [Measured(r, data).fixed_point(bits) for r in group.runs]
-    known = [v for v in values if v is not None]
+def _fixed(opened: Sequence[Measured], bits: int) -> str:
+    known = [v for v in (m.fixed_point(bits) for m in opened) if v is not None]
     return Spread.of(known).show(2, 100) if known else NO_DATA
 
 
-def matrix(runs: Sequence[Run], scenario: str, where: str) -> Table:
+def matrix(runs: Sequence[Run], scenario: str, where: str, out: str | Path | None = None) -> Table:
     """An accuracy matrix of ours, in place of one of the paper's pictures."""
     name = f"matrix-{scenario}"
     title = f"{where}: accuracy matrix in %, {label(scenario)}"
@@ -130,6 +136,10 @@ def matrix(runs: Sequence[Run], scenario: str, where: str) -> Table:
         return Table(name, title, ("after task", "accuracy"), (("–", NOT_RUN),), notes.MATRIX, 1)
     run = groups[0].runs[0]
     title += f" ({method_label(groups[0])}, {run.recipe}, seed {run.seed})"
+    if out is not None:
+        from tinysubnets.report.pictures import accuracy_matrix
+
+        _save(accuracy_matrix(run).drawing, Path(out), f"{scenario}-{run.method}-matrix")
     heads = ("after task", *(str(i + 1) for i in range(len(run.matrix))))
     rows = tuple(
         (str(i), *("–" if v is None else f"{v * 100:.1f}" for v in row))
@@ -162,15 +172,21 @@ def masks(runs: Sequence[Run], out: str | Path | None = None) -> Table:
     return Table("masks", title, heads, table, notes.MASKS)
 
 
-def _save_masks(run: Run, store: object, out: Path) -> None:
+def _save_masks(run: Run, store: SubnetStore, out: Path) -> None:
     from tinysubnets.report import mask_pictures
+
+    stem = f"{run.scenario}-{run.method}"
+    _save(mask_pictures.ownership(store), out, f"{stem}-ownership")
+    _save(mask_pictures.task_masks(store), out, f"{stem}-task-masks")
+
+
+def _save(drawing: Drawing, out: Path, stem: str) -> None:
+    """Write a picture as SVG, and as PNG where matplotlib is there."""
     from tinysubnets.report.raster import save_png
 
     out.mkdir(parents=True, exist_ok=True)
-    for kind in ("ownership", "task_masks"):
-        drawing = getattr(mask_pictures, kind)(store)
-        stem = f"{run.scenario}-{run.method}-{kind.replace('_', '-')}"
-        (out / f"{stem}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
+    (out / f"{stem}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
+    with contextlib.suppress(ImportError):
         save_png(drawing, out / f"{stem}.png")
 
 

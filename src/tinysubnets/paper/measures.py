@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tinysubnets import scenarios
 from tinysubnets.errors import TinySubNetsError
@@ -25,11 +25,12 @@ class Measured:
     def __init__(self, run: Run, data: str | Path | None = None) -> None:
         self.run, self.data = run, data
 
-    @property
+    @cached_property
     def store(self) -> SubnetStore | None:
         """The saved model, if it is one of subnets."""
-        return _store(self.run.folder)
+        return self.run.store()
 
+    @cached_property
     def tasks(self) -> list[Task] | None:
         """The run's tasks; None where their data are not to be had."""
         try:
@@ -47,7 +48,7 @@ class Measured:
         """What one sample of each task costs; None without model or data."""
         from tinysubnets.operations import task_operations
 
-        store, tasks = self.store, self.tasks()
+        store, tasks = self.store, self.tasks
         if store is None or tasks is None:
             return None
         samples = [(t.name, t.valid.inputs(slice(0, 1))) for t in tasks if t.name in store.tasks]
@@ -57,7 +58,7 @@ class Measured:
         """The mean accuracy over tasks with activations and weights of so many bits."""
         from tinysubnets.fixed_point import CALIBRATION_SAMPLES, fixed_point_accuracy
 
-        store, tasks = self.store, self.tasks()
+        store, tasks = self.store, self.tasks
         if store is None or tasks is None:
             return None
         values = []
@@ -66,13 +67,6 @@ class Measured:
             split = task.valid if task.test is None else task.test
             values.append(fixed_point_accuracy(store, task.name, calibration, split, bits))
         return sum(values) / len(values)
-
-
-@lru_cache(maxsize=4)
-def _store(folder: Path) -> Any:
-    from tinysubnets.runs import read_run
-
-    return read_run(folder).store()
 
 
 def mean_bits(run: Run) -> float | None:
