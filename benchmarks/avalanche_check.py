@@ -4,9 +4,11 @@
     check/bin/python benchmarks/avalanche_check.py
 
 Both sides get the same network and starting weights, data, batches of the same size, optimizer
-(SGD without momentum, so that no state is carried) and epochs, and use the last epoch. Where a
-hyperparameter means something else there, it is converted. Prints one line per method: the mean
-accuracy over all tasks at the end, mean of the seeds, theirs, ours and the difference in points.
+(SGD without momentum, so that no state is carried) and epochs, and use the last epoch. Where
+a hyperparameter means something else there, it is converted; EWC takes the empirical Fisher
+information of single samples on both sides; Avalanche's SI is mended (see below). Prints one line
+per method: the mean accuracy over all tasks at the end, mean of the seeds, theirs, ours and the
+difference in points.
 
 With `--declare-ops` the compiled operators of torchvision are declared and not loaded: for
 a torchvision whose build does not match torch. Nothing here uses them.
@@ -35,7 +37,6 @@ METHODS = ("naive", "replay", "cumulative", "si", "ewc", "lwf", "cwr-star")
 RATE, BATCH, MEMORY = 0.05, 32, 200
 STRENGTH = {"si": 0.5, "ewc": 30.0, "lwf": 1.0}
 DAMPING = 0.1
-SI_SCALE = 0.0015  # Avalanche multiplies every path integral by this
 
 
 def network(width: int = 100) -> nn.Module:
@@ -69,7 +70,7 @@ def ours(method: str, tasks: list[Task], seed: int, epochs: int) -> tuple[float,
     if method == "si":
         settings["damping"] = DAMPING
     if method == "ewc":
-        settings["fisher_samples"] = 1000
+        settings |= {"fisher_samples": 1000, "fisher": "empirical"}
     if method == "replay":
         settings["memory"] = MEMORY
     training = {
@@ -103,13 +104,33 @@ def theirs(method: str, tasks: list[Task], start: dict, seed: int, epochs: int) 
     from avalanche.benchmarks.scenarios.deprecated.generators import tensors_benchmark
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training import supervised
-    from avalanche.training.plugins import EvaluationPlugin, EWCPlugin
+    from avalanche.training.plugins import (
+        EvaluationPlugin,
+        EWCPlugin,
+        SynapticIntelligencePlugin,
+    )
+    from avalanche.training.utils import copy_params_dict
+
+    @torch.no_grad()
+    def copied_weights(model, target, excluded):
+        for name, parameter in SynapticIntelligencePlugin.allowed_parameters(model, excluded):
+            target[name].data = parameter.detach().flatten().clone()
+
+    # On a CPU version 0.6.0 keeps views of the weights instead of copies: old and new weights are
+    # then the same, every path integral is 0, and SI is Naive.
+    SynapticIntelligencePlugin.extract_weights = staticmethod(copied_weights)
+
+    class UnclippedSI(SynapticIntelligencePlugin):
+        """Avalanche cuts every importance off at 0.001, which is not in the paper."""
+
+        def after_training_exp(self, strategy, **kwargs):
+            self.update_ewc_data(
+                strategy.model, self.ewc_data, self.syn_data, np.inf, self.excluded_parameters, 1,
+                eps=self.eps,
+            )  # fmt: skip
 
     class PerSampleEWC(EWCPlugin):
         """Avalanche squares the gradients of batches; the Fisher information wants samples."""
-
-        def compute_importances(self, model, criterion, optimizer, dataset, device, batch_size):
-            return super().compute_importances(model, criterion, optimizer, dataset, device, 1)
 
         def after_training_exp(self, strategy, **kwargs):
             counter = strategy.clock.train_exp_counter
@@ -118,8 +139,6 @@ def theirs(method: str, tasks: list[Task], start: dict, seed: int, epochs: int) 
                 strategy.experience.dataset, strategy.device, 1,
             )  # fmt: skip
             self.update_importances(found, counter)
-            from avalanche.training.utils import copy_params_dict
-
             self.saved_params[counter] = copy_params_dict(strategy.model)
 
     torch.manual_seed(seed)
@@ -141,11 +160,8 @@ def theirs(method: str, tasks: list[Task], start: dict, seed: int, epochs: int) 
         "naive": (supervised.Naive, {}),
         "replay": (supervised.Replay, {"mem_size": MEMORY}),
         "cumulative": (supervised.Cumulative, {}),
-        # λ/2 · 0.0015 · Ω there, c · Ω here
-        "si": (
-            supervised.SynapticIntelligence,
-            {"si_lambda": 2 * STRENGTH["si"] / SI_SCALE, "eps": DAMPING},
-        ),
+        # λ/2 · Ω there, c · Ω here
+        "si": (supervised.Naive, {"plugins": [UnclippedSI(2 * STRENGTH["si"], eps=DAMPING)]}),
         # λ · F there, λ/2 · F here
         "ewc": (supervised.Naive, {"plugins": [PerSampleEWC(STRENGTH["ewc"] / 2)]}),
         "lwf": (supervised.LwF, {"alpha": STRENGTH["lwf"], "temperature": 2}),

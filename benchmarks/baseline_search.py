@@ -18,8 +18,8 @@ from tinysubnets import learners, plan, recipe, scenarios
 from tinysubnets.task import Task
 
 STRENGTHS = {
-    "si": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0),
-    "ewc": (1.0, 10.0, 100.0, 1000.0, 10000.0),
+    "si": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
+    "ewc": (1.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 10000.0),
     "lwf": (0.1, 0.5, 1.0, 2.0, 5.0, 10.0),
 }
 
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("scenario")
     parser.add_argument("--setting", default="task", choices=("task", "domain"))
     parser.add_argument("--methods", default="si,ewc,lwf")
+    parser.add_argument("--strengths", type=lambda t: [float(v) for v in t.split(",")])
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--epochs", type=int)
@@ -64,7 +65,7 @@ def main() -> None:
     options.training = {} if options.epochs is None else {"epochs": options.epochs}
     torch.set_num_threads(1)
     for method in options.methods.split(","):
-        for strength in STRENGTHS[method]:
+        for strength in options.strengths or STRENGTHS[method]:
             runs = [final_accuracy(method, strength, options, s) for s in range(options.seeds)]
             print(f"| {method} | {strength:g} | {100 * np.mean(runs):.2f} |", flush=True)
 

@@ -69,6 +69,19 @@ def test_fisher_is_taken_over_the_columns_of_the_task():
     assert (found["fc.weight"][:3] == 0).all() and (found["fc.weight"][3:] > 0).all()
 
 
+def test_the_empirical_fisher_is_the_mean_of_squared_gradients():
+    architecture = linear_net()
+    tensors = {n: torch.randn_like(t).requires_grad_() for n, t in architecture.given.items()}
+    x, y = torch.randn(9, 3), torch.arange(9) % 2
+    plain = {n: t.detach() for n, t in tensors.items()}
+    found = fisher(architecture, plain, list(tensors), x, (0, 2), y)
+    expected = torch.zeros(4, 3)
+    for i in range(9):
+        loss = cross_entropy(architecture(tensors, x[i : i + 1]), y[i : i + 1])
+        expected += torch.autograd.grad(loss, tensors["0.weight"])[0].square() / 9
+    assert torch.allclose(found["0.weight"], expected, atol=1e-6)
+
+
 def test_the_penalties_of_ewc_sum_up_to_one_quadratic():
     learner = EWC(small_net(), training=TRAINING, setting="domain", fisher_samples=20)
     names, seen, weights = ["0.weight", "fc.bias"], [], []

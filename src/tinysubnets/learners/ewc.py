@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,10 +26,15 @@ _CHUNK_VALUES = 1 << 25  # how many entries of per-sample Jacobians are held at 
 
 @dataclass(frozen=True)
 class EWCSettings(DenseSettings):
-    """EWC's settings: the strength λ, and how many samples the Fisher information is taken from."""
+    """EWC's settings: the strength λ, and how the Fisher information is taken from some samples.
+
+    "exact" takes the expectation over the network's own answers, as the Fisher information is
+    defined; "empirical" the given labels, as many implementations do.
+    """
 
     strength: float = 100.0
     fisher_samples: int = 200
+    fisher: Literal["exact", "empirical"] = "exact"
 
     def __post_init__(self) -> None:
         if self.strength < 0 or self.fisher_samples < 1:
@@ -45,11 +50,13 @@ def fisher(
     names: Sequence[str],
     inputs: Tensor,
     columns: tuple[int, int],
+    labels: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The diagonal Fisher information of the named tensors, mean over normalised inputs.
 
     The expectation over labels is taken exactly, under the network's own distribution over its
-    output columns: F = mean over x of Σ_y p(y|x)·(∂ log p(y|x) / ∂w)².
+    output columns: F = mean over x of Σ_y p(y|x)·(∂ log p(y|x) / ∂w)². With `labels` (output
+    columns) given it is the empirical one: the squared gradient at that label.
     """
     moving = {n: tensors[n] for n in names}
     rest = {n: t for n, t in tensors.items() if n not in moving}
@@ -58,15 +65,19 @@ def fisher(
         scores = architecture(rest | weights, sample[None])[0, slice(*columns)]
         return scores.log_softmax(0)
 
-    def squared(sample: Tensor) -> dict[str, Tensor]:
-        chance = log_probabilities(moving, sample).exp()
+    def squared(sample: Tensor, given: Tensor) -> dict[str, Tensor]:
+        chance = log_probabilities(moving, sample).exp() if labels is None else given
         jacobian = torch.func.jacrev(log_probabilities)(moving, sample)
         return {n: torch.tensordot(chance, j.square(), 1) for n, j in jacobian.items()}
 
-    size = (columns[1] - columns[0]) * sum(t.numel() for t in moving.values())
+    num = columns[1] - columns[0]
+    chances = torch.zeros(len(inputs), num, device=inputs.device)
+    if labels is not None:
+        chances[torch.arange(len(inputs)), labels - columns[0]] = 1.0
+    chunk = max(1, _CHUNK_VALUES // (num * sum(t.numel() for t in moving.values())))
     total = {n: torch.zeros_like(t) for n, t in moving.items()}
-    for chunk in inputs.split(max(1, _CHUNK_VALUES // size)):
-        for name, value in torch.func.vmap(squared)(chunk).items():
+    for part, given in zip(inputs.split(chunk), chances.split(chunk), strict=True):
+        for name, value in torch.func.vmap(squared)(part, given).items():
             total[name] += value.sum(0)
     return {n: t / len(inputs) for n, t in total.items()}
 
@@ -100,11 +111,17 @@ class EWC(DenseLearner):
     def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         module = lesson.module
         assert isinstance(module, EWCModule)
-        sample = torch.cat(
-            [x for x, _ in lesson.training.train.chunks(1000, self.settings.fisher_samples)]
-        )
+        samples = list(lesson.training.train.chunks(1000, self.settings.fisher_samples))
+        inputs, labels = (torch.cat(parts) for parts in zip(*samples, strict=True))
         full = {n: t.to(self.device) for n, t in (tensors | self.architecture.constants).items()}
-        new = fisher(self.architecture, full, module.protected, sample, lesson.columns)
+        new = fisher(
+            self.architecture,
+            full,
+            module.protected,
+            inputs,
+            lesson.columns,
+            labels if self.settings.fisher == "empirical" else None,
+        )
         old, anchor = kept_tensors(self.kept, "importance"), kept_tensors(self.kept, "anchor")
         for name, value in new.items():
             own, here = value.cpu(), tensors[name]
