@@ -271,12 +271,13 @@ def test_pack_gives_back_what_it_took() -> None:
         "scale": Normalisation((0.1,), (2.0,), 2),
         "bytes": b"\x00\xff",
         "none": None,
+        "type": torch.float16,
     }
     tensors: dict = {}
     plain = json.loads(json.dumps(checkpoint.pack(value, tensors)))
     back = checkpoint.unpack(plain, tensors)
     assert torch.equal(back["coded"][0].decode(), value["coded"][0].decode())
     assert back["scale"] == value["scale"]
-    assert (back["bytes"], back["none"]) == (b"\x00\xff", None)
+    assert (back["bytes"], back["none"], back["type"]) == (b"\x00\xff", None, torch.float16)
     with pytest.raises(KeyError):
         checkpoint.unpack({"$": "Popen", "fields": {}}, {})

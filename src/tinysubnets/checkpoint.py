@@ -159,6 +159,8 @@ def pack(value: Any, tensors: dict[str, Tensor]) -> Any:
             else torch.from_numpy(np.frombuffer(value, np.uint8).copy())
         )
         return {"$": kind, "key": key}
+    if isinstance(value, torch.dtype):
+        return {"$": "dtype", "name": str(value).removeprefix("torch.")}
     if is_dataclass(value) and not isinstance(value, type):
         held = {f.name: pack(getattr(value, f.name), tensors) for f in fields(value)}
         return {"$": type(value).__name__, "fields": held}
@@ -177,6 +179,8 @@ def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind in ("tensor", "bytes"):
         tensor = tensors[value["key"]]
         return tensor if kind == "tensor" else tensor.numpy().tobytes()
+    if kind == "dtype":
+        return _dtypes()[value["name"]]
     if kind == "tuple":
         return tuple(unpack(v, tensors) for v in value["items"])
     if kind == "map":
@@ -189,3 +193,8 @@ def _classes() -> dict[str, Any]:
     """The dataclasses that a checkpoint may hold, by name."""
     modules = [importlib.import_module(f"tinysubnets.{name}") for name in _MODULES]
     return {n: c for m in modules for n, c in vars(m).items() if is_dataclass(c)}
+
+
+def _dtypes() -> dict[str, torch.dtype]:
+    """The types of tensors by name."""
+    return {n: d for n, d in vars(torch).items() if isinstance(d, torch.dtype)}

@@ -1,0 +1,210 @@
+"""The command line: fast help and lists, clear errors, runs, comparisons."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from run_helpers import numbers, small_options, tsn
+from tinysubnets import compare, learners, recipe, run_commands, scenarios
+from tinysubnets.cli import main
+
+HEAVY = "{'torch', 'sklearn', 'pyarrow', 'PIL', 'matplotlib', 'jinja2', 'huggingface_hub', 'rich'}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["run", "--help"], ["--version"]])
+def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom tinysubnets.cli import main\n"
+        f"try:\n    status = main({arguments!r})\n"
+        "except SystemExit as end:\n    status = end.code\n"
+        f"heavy = {HEAVY} & set(sys.modules)\n"
+        "sys.exit(f'{heavy}' if heavy else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_list_names_everything(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    assert main(["list", "--data", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    for name in (*scenarios.SCENARIOS, *learners.METHODS, *recipe.names()):
+        assert name in text
+    assert "ylecun/mnist (not there)" in text
+    assert "10 x 10; MLP 784-100-100" in text
+
+
+def test_list_shows_data_that_are_there(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    from data_files import mnist_like
+
+    for split in ("train", "test"):
+        mnist_like(tmp_path, split=split)
+    main(["list", "--data", str(tmp_path)])
+    assert f"{tmp_path}/ylecun/mnist (there)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "permuted-digit"], "Did you mean 'permuted-digits'"),
+        (["run", "--method", "tns"], "Did you mean 'tsn'"),
+        (["run", "--set", "training.epoch=5"], "Did you mean 'training.epochs'"),
+        (["run", "--set", "tsn.density=0"], "density = 0"),
+        (["run", "--device", "abacus"], "'auto', 'cpu' or 'cuda'"),
+        (["resume", "nowhere"], "not a folder"),
+        (["compare", "split-digits", "--methods", "tsn,nonsense", "--out", "x"], "unknown method"),
+        (["compare", "split-digits", "--methods", "tsn,tsn", "--out", "x"], "each method once"),
+    ],
+)
+def test_errors_are_one_message_and_status_2(
+    arguments: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tsn: ") and said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_missing_data_are_an_error_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    out = tmp_path / "run"
+    assert main(["run", "permuted-mnist", "--data", str(tmp_path), "--out", str(out)]) == 2
+    assert "Two ways to provide it" in capsys.readouterr().err
+    assert not (out / "config.toml").exists()
+
+
+def test_run_shows_the_result_and_writes_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["run", "--out", str(out), "--device", "cpu", "--no-report", *small_options()]
+    assert main([*arguments, "--seed", "5", "--method", "tsn-wr"]) == 0
+    text = capsys.readouterr().out
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert (result["seed"], result["method"]) == (5, "tsn-wr")
+    assert "average accuracy (ACC)" in text and "learned 3/3" in text and str(out) in text
+    assert main([*arguments, "--seed", "5"]) == 2
+    assert "finished run" in capsys.readouterr().err
+
+
+def test_report_is_written_where_it_can_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    out = tmp_path / "run"
+    assert main(["run", "--out", str(out), "--device", "cpu", *small_options()]) == 0
+    assert "tinysubnets[report]" in capsys.readouterr().err
+    assert not (out / "report.html").exists()
+
+
+def test_tensorboard_is_asked_for_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    out = tmp_path / "run"
+    assert main(["run", "--out", str(out), "--tensorboard", *small_options()]) == 2
+    assert "tinysubnets[tensorboard]" in capsys.readouterr().err
+
+
+def test_tensorboard_files(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    out = tmp_path / "run"
+    assert main(["run", "--out", str(out), "--tensorboard", "--no-report", *small_options()]) == 0
+    assert list((out / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.slow
+def test_compare_runs_all_reports_failures_and_does_not_repeat(tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    broken = out / "tsn" / "seed-1"
+    broken.mkdir(parents=True)
+    (broken / "config.toml").write_text("[run]\nformat = 99\n")
+    common = ["--device", "cpu", "--no-report", *small_options()]
+    options = ["compare", "permuted-digits", "--out", str(out), "--seeds", "2", *common]
+    options += ["--methods", "tsn,naive", "--jobs", "2"]
+    done = tsn(*options)
+    assert done.returncode == 1, done.stderr
+    assert "failed: tsn seed 1" in done.stderr and "format 99" in done.stderr
+    assert (out / "tsn/seed-0/result.json").exists()
+    assert (out / "naive/seed-1/result.json").exists()
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if "incremental" in line}
+    assert "(1)" in rows["tsn"] and " ± " in rows["naive"] and "(2)" in rows["naive"]
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
+    assert len(before) == 3
+    (broken / "config.toml").unlink()
+    done = tsn(*options)
+    assert done.returncode == 0, done.stderr
+    assert all(p.stat().st_mtime_ns == when for p, when in before.items())
+    assert (broken / "result.json").exists()
+    alone = tmp_path / "alone"
+    tsn("run", "--out", str(alone), "--seed", "1", "--threads", "1", *common)
+    assert numbers(alone) == numbers(broken)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    command = ["compare", "permuted-digits", "--out", str(out), "--device", "cpu", "--seeds", "1"]
+    command += ["--methods", "tsn", "--jobs", "1", "--no-report", *small_options()]
+    command += ["--set", "training.epochs=6"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tinysubnets", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    folder = out / "tsn" / "seed-0"
+    while not (folder / "metrics.jsonl").exists():
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert "goes on" in said
+    assert (folder / "checkpoint" / "state.json").exists()
+    assert tsn(*command).returncode == 0
+    assert (folder / "result.json").exists()
+
+
+def test_summary_of_nothing(tmp_path: Path) -> None:
+    assert compare.summary(tmp_path, ["tsn"]) == "no run was finished."
+
+
+def test_last_epoch_of_a_run_in_progress(tmp_path: Path) -> None:
+    assert compare.last_epoch(tmp_path) == "preparing"
+    line = {"index": 1, "task": "b", "epoch": 2, "epochs": 9, "valid_accuracy": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n" + '{"half a li')
+    assert compare.last_epoch(tmp_path) == "task 2 b, epoch 2/9, valid 50.0 %"
+
+
+def test_compare_passes_its_options_on() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    run_commands.add_parsers(parser.add_subparsers())
+    given = "compare split-digits --methods tsn --out o --data d --set training.epochs=5"
+    options = parser.parse_args([*given.split(), "--tensorboard"])
+    made = run_commands._run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"), 1)
+    again = parser.parse_args(list(made))
+    assert (again.recipe, again.method, again.seed) == ("split-digits", "tsn", 3)
+    assert (again.data, again.out, again.assignments) == (
+        "d",
+        "o/tsn/seed-3",
+        ["training.epochs=5"],
+    )
+    assert again.no_report and again.tensorboard and again.threads is None
