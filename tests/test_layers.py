@@ -17,7 +17,7 @@ ORDER = """
     coding words
     wrappable architecture layout subnet bank mask_references capacity store start
     networks
-    artifact export
+    artifact onnx_codes export
     batches validation numerics updates capture dense_module task_module training stacked pruning
     learners
     data scenarios metrics fixed_point operations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, TextIO
 
 from tinysubnets.experiment import Event, Finished, Note, TaskBegun, TaskLearned
@@ -193,8 +194,15 @@ def _metrics(result: Mapping[str, Any]) -> str:
 
 
 def _banks(decisions: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [f"  {name}: bank {d['bank']} ({d['reason']})" for name, d in decisions.items()]
-    return "\n".join(["banks", *lines])
+    """The bank of each task and why; neighbours with the same reason share a line."""
+    lines = ["banks"]
+    for (bank, reason), found in groupby(
+        decisions.items(), key=lambda item: (item[1]["bank"], item[1]["reason"])
+    ):
+        names = [name for name, _ in found]
+        who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        lines.append(f"  {who}: bank {bank} ({reason})")
+    return "\n".join(lines)
 
 
 def _ledger(result: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from tinysubnets.scenarios.settings import DataSettings
 from tinysubnets.task import Normalisation, Split, Task, fitted_normalisation, stratified
 
 DIGITS_TEST_SHARE = 0.2
-_NORMALISED_VALUES = 1 << 23  # enough for mean and deviation; whole sets may not fit in memory
+_NORMALISED_VALUES = 1 << 22  # enough for mean and deviation; whole sets may not fit in memory
 
 
 def load_set(
