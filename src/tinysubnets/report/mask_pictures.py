@@ -17,6 +17,7 @@ from tinysubnets.subnet import Coded
 WINDOW = (64, 110)  # rows and columns of a layer that are shown, where there are few
 LOW_WINDOW = 32  # rows, where there are many
 SMALL_WINDOW = 42
+CHUNK = 1 << 19
 PANELS = 10
 
 
@@ -132,27 +133,34 @@ def task_masks(store: SubnetStore) -> Drawing:
 
 def overlap(store: SubnetStore) -> Drawing:
     """The share of each task's weights that each other task of its bank uses too."""
-    sizes = store.layout.block_sizes.double()
     subnets = list(store.subnets.values())
+    sizes, common = store.layout.block_sizes.float(), torch.zeros(len(subnets), len(subnets))
+    # In parts: all masks at once as floats would take many times the model's memory.
+    for part in torch.arange(store.layout.num_blocks).split(CHUNK):
+        masks = torch.stack([s.mask[part[0] : part[-1] + 1] for s in subnets]).float()
+        common += (masks * sizes[part[0] : part[-1] + 1]) @ masks.t()
     cells = [
         [
-            float(sizes[a.mask & b.mask].sum() / sizes[a.mask].sum()) if a.bank == b.bank else None
-            for b in subnets
+            float(common[i, j] / common[i, i]) if a.bank == b.bank else None
+            for j, b in enumerate(subnets)
         ]
-        for a in subnets
+        for i, a in enumerate(subnets)
     ]
-    scale = Scale(0.0, 1.0, lambda v: f"{v:.0%}".replace("%", " %"))
+    scale = Scale(0.0, 1.0, lambda v: f"{v * 100:.0f} %")
     return heat_map("mask overlap between tasks", cells, scale, ("of task", "also used by task"))
 
 
 def codebooks(store: SubnetStore) -> Drawing:
     """Histograms of the first task's weights in a few layers, with the centres they are made of."""
     first = next(iter(store.subnets.values()))
-    own = dict(zip((s.name for s in store.architecture.shared), first.own, strict=True))
-    names = _layers_to_show([n for n, c in own.items() if len(c)], 3)
+    names = [s.name for s in store.architecture.shared]
+    # One codebook per task is kept as one part for all layers.
+    titles = names if len(first.own) == len(names) else ["all layers"]
+    own = dict(zip(titles, first.own, strict=True))
+    chosen = _layers_to_show([n for n, c in own.items() if len(c)], 3)
     panel = 124.0
-    drawing = Drawing(WIDTH, panel * len(names) + 4, "weights and their codebook")
-    for i, name in enumerate(names):
+    drawing = Drawing(WIDTH, panel * len(chosen) + 4, "weights and their codebook")
+    for i, name in enumerate(chosen):
         _histogram(drawing, panel * i, name, own[name])
     return drawing
 
