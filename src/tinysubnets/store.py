@@ -148,11 +148,11 @@ class SubnetStore:
         node = graph.placeholder("inputs")
         if normalisation.mean:
             mean, factor = normalisation.tensors()
-            root.register_buffer("mean", mean)
-            root.register_buffer("factor", factor)
+            root.register_buffer("input_mean", mean)
+            root.register_buffer("input_factor", factor)
             node = graph.call_method("float", (node,))
-            node = graph.call_function(torch.sub, (node, graph.get_attr("mean")))
-            node = graph.call_function(torch.mul, (node, graph.get_attr("factor")))
+            node = graph.call_function(torch.sub, (node, graph.get_attr("input_mean")))
+            node = graph.call_function(torch.mul, (node, graph.get_attr("input_factor")))
         else:
             # Tokens of any integer type, or numbers that are left as they are.
             embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in net.modules())

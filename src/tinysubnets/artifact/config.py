@@ -39,9 +39,10 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
         "block": store.layout.block,
         "architecture": _architecture(store.architecture),
         "classes": classes,
-        "inputs": inputs,
         "tasks": tasks,
     }
+    if inputs:
+        config["inputs"] = inputs
     seed = store.settings.get("tsn", {}).get("seed")
     return config if seed is None else config | {"seed": seed}
 

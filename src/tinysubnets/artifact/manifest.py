@@ -78,7 +78,7 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
         raise DamageError("config: a shared tensor without values.")
     rebuild = architecture.get("rebuild")
     classes = [_classes(c) for c in _list(config.get("classes"), "classes")]
-    inputs = [_sample(s) for s in _list(config.get("inputs"), "inputs")]
+    inputs = [_sample(s) for s in _list(config.get("inputs", []), "inputs")]
     tasks = [_read_task(t, classes, inputs, i) for i, t in enumerate(config["tasks"])]
     manifest = Manifest(
         head=_text(architecture.get("head"), "head"),

@@ -1,0 +1,179 @@
+"""Exported tasks: the same numbers in onnxruntime and in torch, small files, any batch size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import models
+from tinysubnets import export, networks
+from tinysubnets.architecture import Architecture
+from tinysubnets.errors import ArchitectureError, SettingError, TaskError
+from tinysubnets.export.codes import pack_weights
+from tinysubnets.export.formats import OPSET
+from tinysubnets.store import SubnetStore
+from tinysubnets.subnet import Coded, Sample, Subnet, code
+from tinysubnets.task import Normalisation
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+def one_task(bits: int, network: str = "small-cnn", **settings: Any) -> SubnetStore:
+    """A store of one task with random weights on images or vectors."""
+    store = SubnetStore(Architecture(networks.build(network, **settings)))
+    rng = np.random.default_rng(bits)
+    mask = torch.from_numpy(rng.random(store.layout.num_blocks) < 0.3)
+    values = torch.from_numpy(rng.normal(size=store.layout.num_weights) * 0.2).float()
+    own = tuple(code(values[i:j][mask[i:j]], bits) for i, j in store.layout.segments)
+    shapes = store.architecture.private_shapes(4)
+    private = {
+        n: Coded(torch.from_numpy(rng.random(int(np.prod(s)))).float() + n.endswith("var"))
+        for n, s in shapes.items()
+    }
+    shape = (1, 8, 8) if network == "small-cnn" else (3, 32, 32)
+    channels = shape[0]
+    normalisation = Normalisation((100.0,) * channels, (60.0,) * channels, 2)
+    store.add_(
+        Subnet(
+            "a",
+            ("e", "f", "g", "h"),
+            normalisation,
+            0,
+            mask,
+            bits,
+            own,
+            private,
+            shapes,
+            sample=Sample(torch.uint8, shape),
+        )
+    )
+    return store
+
+
+def raw(store: SubnetStore, count: int = 5) -> np.ndarray:
+    sample = store.subnet("a").sample
+    assert sample is not None
+    return np.random.default_rng(1).integers(0, 256, (count, *sample.shape), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("bits", "network", "settings"),
+    [(3, "small-cnn", {}), (5, "small-cnn", {}), (4, "resnet18", {"width": 4})],
+)
+def test_coded_weights_compute_the_same(
+    bits: int, network: str, settings: dict, tmp_path: Path
+) -> None:
+    store = one_task(bits, network, **settings)
+    coded = export.to_onnx(store, "a", tmp_path / "coded.onnx")
+    plain = export.to_onnx(store, "a", tmp_path / "plain.onnx", packed=False)
+    assert coded.plain_bytes == plain.file_bytes == plain.plain_bytes
+    for count in (1, 5):
+        x = raw(store, count)
+        logits = export.onnx_logits(coded.path, x)
+        assert np.array_equal(logits, export.onnx_logits(plain.path, x))
+        assert np.abs(logits - store.logits("a", x).numpy()).max() < 1e-5
+    kinds = {t.data_type for t in onnx.load(coded.path).graph.initializer}
+    narrow = onnx.TensorProto.UINT4 if bits == 3 else onnx.TensorProto.UINT8
+    assert narrow in kinds
+    shared = 4 * store.layout.num_weights
+    width = 4 if bits == 3 else 8
+    assert plain.file_bytes - coded.file_bytes > 0.8 * shared * (1 - width / 32)
+
+
+def test_the_graph_takes_raw_inputs_and_says_what_it_is(tmp_path: Path) -> None:
+    store = one_task(3)
+    model = onnx.load(export.to_onnx(store, "a", tmp_path / "a.onnx").path)
+    onnx.checker.check_model(model, full_check=True)
+    assert model.opset_import[0].version == OPSET
+    (entry,) = model.graph.input
+    assert entry.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+    dims = entry.type.tensor_type.shape.dim
+    assert dims[0].dim_param and [d.dim_value for d in dims[1:]] == [1, 8, 8]
+    properties = {p.key: p.value for p in model.metadata_props}
+    assert json.loads(properties["classes"]) == ["e", "f", "g", "h"]
+    assert properties["task"] == "a"
+    assert b"site-packages" not in model.SerializeToString()
+
+
+def test_codes_are_as_narrow_as_the_values_allow() -> None:
+    from onnx import TensorProto, helper, numpy_helper
+
+    def coded(values: np.ndarray) -> tuple[set[int], np.ndarray]:
+        tensor = numpy_helper.from_array(values, "w")
+        given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(values.shape))]
+        wanted = [helper.make_tensor_value_info("y", TensorProto.FLOAT, list(values.shape))]
+        graph = helper.make_graph(
+            [helper.make_node("Add", ["x", "w"], ["y"])], "g", given, wanted, [tensor]
+        )
+        opset = [helper.make_opsetid("", OPSET)]
+        model = pack_weights(helper.make_model(graph, opset_imports=opset, ir_version=10))
+        kinds = {t.data_type for t in model.graph.initializer}
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        return kinds, session.run(None, {"x": np.zeros_like(values)})[0]
+
+    rng = np.random.default_rng(0)
+    for count, size, kind in [
+        (16, 301, TensorProto.UINT4),
+        (17, 301, TensorProto.UINT8),
+        (256, 3000, TensorProto.UINT8),
+        (257, 3000, TensorProto.UINT16),
+        (16, 63, None),
+        (300, 300, None),
+        (70_000, 70_000, None),
+    ]:
+        values = rng.normal(size=count).astype(np.float32)[np.arange(size) % count]
+        kinds, sums = coded(values)
+        assert kinds == ({TensorProto.FLOAT} if kind is None else {TensorProto.FLOAT, kind})
+        assert np.array_equal(sums, values)
+
+
+def test_int8_is_calibrated_and_measured(tmp_path: Path) -> None:
+    store = one_task(4)
+    x = raw(store, 200)
+    labels = store.predict("a", x)
+    plain = export.to_onnx(store, "a", tmp_path / "plain.onnx")
+    small = export.to_onnx(store, "a", tmp_path / "int8.onnx", int8=x[:100])
+    assert export.onnx_accuracy(plain.path, x, labels) == 1.0
+    assert export.onnx_accuracy(small.path, x, labels) > 0.9
+    kinds = {t.data_type for t in onnx.load(small.path).graph.initializer}
+    assert onnx.TensorProto.INT8 in kinds
+    assert small.file_bytes < small.plain_bytes
+    with pytest.raises(SettingError, match="calibrate"):
+        export.to_onnx(store, "a", tmp_path / "none.onnx", int8=x[:0])
+
+
+def test_torch_export_gives_the_same_logits(tmp_path: Path) -> None:
+    store = one_task(4)
+    path = export.to_torch(store, "a", tmp_path / "a.pt2").path
+    module = torch.export.load(path).module()
+    for count in (1, 7):
+        x = torch.from_numpy(raw(store, count))
+        assert torch.allclose(module(x), store.logits("a", x), atol=1e-6)
+
+
+def test_a_model_without_a_record_of_its_inputs_needs_an_example(tmp_path: Path) -> None:
+    store = models.store(tasks=3)
+    with pytest.raises(TaskError, match="example"):
+        export.to_torch(store, "task 2", tmp_path / "a.pt2")
+    export.to_torch(store, "task 2", tmp_path / "a.pt2", example=models.inputs(1).numpy())
+    with pytest.raises(TaskError, match="unknown task"):
+        export.to_torch(store, "task 9", tmp_path / "a.pt2")
+    with pytest.raises(ArchitectureError, match=r"torch\.export cannot take"):
+        export.to_torch(store, "task 1", tmp_path / "a.pt2", example=torch.zeros(2, 99))
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(SettingError, match=r"'onnxscript': pip install 'tinysubnets\[export\]'"):
+        export.to_onnx(one_task(3), "a", tmp_path / "a.onnx")
