@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def test_errors_are_one_message_and_status_2(
     assert not (tmp_path / "x").exists()
 
 
+def test_the_data_folder_is_kept_for_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYSUBNETS_DATA", str(tmp_path))
+    out = tmp_path / "run"
+    assert main(["run", "--out", str(out), "--no-report", *small_options()]) == 0
+    assert f'data = "{tmp_path}"' in (out / "config.toml").read_text(encoding="utf-8")
+
+
 def test_missing_data_are_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -119,6 +129,30 @@ def test_tensorboard_is_asked_for_by_name(
     out = tmp_path / "run"
     assert main(["run", "--out", str(out), "--tensorboard", *small_options()]) == 2
     assert "tinysubnets[tensorboard]" in capsys.readouterr().err
+
+
+def test_tensorboard_is_told_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "run" / "tensorboard")
+
+        def add_scalar(self, *values: object) -> None:
+            told.append(values)
+
+        def close(self) -> None:
+            told.append(("closed",))
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    monkeypatch.setattr(module, "SummaryWriter", Writer, raising=False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    out = tmp_path / "run"
+    assert main(["run", "--out", str(out), "--tensorboard", "--no-report", *small_options()]) == 0
+    losses = [v for v in told if v[0] == "permutation-1/loss"]
+    assert [v[2] for v in losses] == [1, 2, 3]
+    assert ("metrics/backward_transfer", 0.0) in told
+    assert told[-1] == ("closed",)
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:

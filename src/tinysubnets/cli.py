@@ -34,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         print("tsn: out of memory. Use smaller batches or a smaller network.", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        print(f"tsn: the device is out of memory; use smaller batches. {error}", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         # The reader has gone; Python would complain once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -137,7 +137,8 @@ class Experiment:
     @classmethod
     def resume(cls, folder: RunFolder) -> Experiment:
         """A run that was interrupted, at its last checkpoint or at its beginning."""
-        plan = Plan.from_dict(folder.config())
+        kept = folder.config()
+        plan = Plan.from_dict(kept)
         if folder.is_finished:
             raise RunError(f"{folder.path} is finished: there is nothing to resume.")
         checkpoints = Checkpoints(folder.path)
@@ -146,6 +147,8 @@ class Experiment:
         if not experiment.matrix and experiment._resumed is None:
             folder.forget_metrics(0)
         folder.log(f"resume with {len(experiment.matrix)} tasks learned")
+        if kept["run"].get("torch") != torch.__version__:
+            folder.log(f"torch is now {torch.__version__}: numbers may differ from here on")
         return experiment
 
     def steps(self) -> Iterator[Event]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets import metrics
+from tinysubnets.run_folder import plain
 from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
@@ -120,14 +120,4 @@ def environment(plan: Plan) -> dict[str, Any]:
 
 def to_json(result: dict[str, Any]) -> str:
     """The result as JSON text; what is not a number is null, since JSON has no NaN."""
-    return json.dumps(_plain(result), indent=1, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return json.dumps(plain(result), indent=1, allow_nan=False) + "\n"

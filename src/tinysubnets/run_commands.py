@@ -103,12 +103,14 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from tinysubnets import recipe
+    from tinysubnets.data import hub
     from tinysubnets.experiment import Experiment
     from tinysubnets.plan import Plan, default_folder
     from tinysubnets.run_folder import RunFolder
 
     chosen = recipe.load(options.recipe, method=options.method, assignments=options.assignments)
-    data = None if options.data is None else str(Path(options.data).expanduser().resolve())
+    root = hub.data_root(options.data)
+    data = None if root is None else str(root.resolve())  # where a resumed run looks, too
     plan = Plan(
         chosen, options.seed, options.device, options.threads, data, options.checkpoint_seconds
     )
@@ -255,25 +257,24 @@ def _list(options: argparse.Namespace) -> int:
     from tinysubnets import learners, networks, recipe, scenarios
     from tinysubnets.data import catalog
 
-    print("scenarios (tasks x classes; network; where the data come from)")
+    present = {name: catalog.available(name, options.data) for name in catalog.names()}
+    marks = {name: "there" if found.present else "not there" for name, found in present.items()}
+    print("scenarios: tasks x classes; network; data")
     for name, entry in scenarios.SCENARIOS.items():
-        print(f"  {name:16} {entry.line}")
-        where = []
-        for dataset in entry.datasets:
-            if dataset == "digits":
-                where.append("bundled with scikit-learn")
-                continue
-            found = catalog.available(dataset, options.data)
-            mark = "there" if found.present else "not there"
-            where.append(f"{dataset}: {found.where} ({mark})")
-        print(f"  {'':16} {entry.tasks}; {entry.network}" + (";" if where else ""))
-        for line in where:
-            print(f"  {'':18} {line}")
+        sets = ", ".join(f"{d} ({marks.get(d, 'there')})" for d in entry.datasets) or "any"
+        print(f"  {name:16} {entry.line}\n  {'':16} {entry.tasks}; {entry.network}; {sets}")
+    print("\ndata sets: where they come from, and whether they are there")
+    print(f"  {'digits':16} bundled with scikit-learn")
+    for name, found in present.items():
+        about = catalog.find(name).description
+        print(f"  {name:16} {found.where} ({marks[name]})\n  {'':16} {about}")
     print("\nmethods")
     for name, line in learners.METHODS.items():
         print(f"  {name:16} {line}")
     print("\nnetworks")
     for name in networks.names():
         print(f"  {name:16} {networks.describe(name)}")
-    print("\nrecipes\n  " + "  ".join(recipe.names()))
+    print("\nrecipes")
+    for folder in ("best", "paper"):
+        print(f"  {'  '.join(n for n in recipe.names() if n.startswith(folder))}")
     return 0

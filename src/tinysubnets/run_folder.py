@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import time
 import tomllib
@@ -67,18 +68,13 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = os.read(self._lock, 32).decode(errors="replace").strip()
-                os.close(self._lock)
-                self._lock = None
-                raise RunError(
-                    f"{self.path} is in use by another process{holder and f' ({holder})'}. "
-                    "Wait for it to end, or choose another folder with --out."
-                ) from error
+            self._lock = _locked(self.path / ".lock")
+        if self._lock is None:
+            holder = (self.path / ".lock").read_text(errors="replace").strip()
+            raise RunError(
+                f"{self.path} is in use by another process{holder and f' ({holder})'}. "
+                "Wait for it to end, or choose another folder with --out."
+            )
         with explained(self.path):
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
@@ -115,7 +111,7 @@ class RunFolder:
     def track(self, values: Mapping[str, Any]) -> None:
         """Add a line of metrics."""
         with explained(self.path), open(self.path / "metrics.jsonl", "ab") as file:
-            file.write((json.dumps(values) + "\n").encode())
+            file.write((json.dumps(plain(values)) + "\n").encode())
 
     def tracked_bytes(self) -> int:
         """The length of the metrics so far."""
@@ -150,6 +146,35 @@ class RunFolder:
     def write_config(self, values: Mapping[str, Any]) -> None:
         """Write the effective settings."""
         self.write("config.toml", config.to_toml(values))
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor of the locked file, None where another process holds it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if fcntl is None:
+            return descriptor
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        # The last holder may have removed the file in between: then this is a lock on nothing.
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
+                return descriptor
+        os.close(descriptor)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: lists, texts as keys, and null for what is no finite number."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def replace_file(path: Path, data: bytes) -> None:
