@@ -208,6 +208,30 @@ class SubnetStore:
 
         return artifact.load(folder, net, task, device)
 
+    def push_to_hub(
+        self, repo: str, *, private: bool | None = None, token: str | None = None
+    ) -> str:
+        """Upload the model to the Hugging Face Hub; returns the address of the commit."""
+        from tinysubnets import artifact
+
+        return artifact.push(self, repo, private=private, token=token)
+
+    @classmethod
+    def from_hub(
+        cls,
+        repo: str,
+        net: nn.Module | Architecture | None = None,
+        *,
+        task: str | None = None,
+        device: torch.device | str = "cpu",
+        revision: str | None = None,
+        token: str | None = None,
+    ) -> SubnetStore:
+        """The model in a repository of the Hugging Face Hub; see `load`."""
+        from tinysubnets import artifact
+
+        return artifact.pull(repo, net, task=task, device=device, revision=revision, token=token)
+
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:
     """The subnet with every number as a file keeps it, so that saving changes nothing."""

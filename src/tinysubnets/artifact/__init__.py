@@ -2,6 +2,7 @@
 
 from tinysubnets.artifact.container import FILE_NAME, VERSION, ModelFile, model_path
 from tinysubnets.artifact.folder import load, save
+from tinysubnets.artifact.hub import pull, push
 from tinysubnets.artifact.reader import Contents, read_contents
 from tinysubnets.artifact.writer import encode
 
@@ -13,6 +14,8 @@ __all__ = [
     "encode",
     "load",
     "model_path",
+    "pull",
+    "push",
     "read_contents",
     "save",
 ]
