@@ -161,9 +161,7 @@ def masks(runs: Sequence[Run], out: str | Path | None = None) -> Table:
             used, new = float(sizes[subnet.mask].sum()), float(subnet.num_new)
             shares = (used / total, new / total, 1 - new / used)
             place = f"{run.scenario}, {group.method}"
-            rows.append(
-                (place, subnet.name, str(subnet.bank + 1), *(f"{s * 100:.1f}" for s in shares))
-            )
+            rows.append((place, subnet.name, str(subnet.bank), *(f"{s * 100:.1f}" for s in shares)))
         if out is not None:
             _save_masks(run, store, Path(out))
     heads = ("run", "task", "bank", "used", "new", "reused")

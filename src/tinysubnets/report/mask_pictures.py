@@ -73,7 +73,7 @@ def ownership(store: SubnetStore) -> Drawing:
     for bank in range(min(3, len(store.banks))):
         parts = store.architecture.split(owners(store, bank))
         for name in shown_names:
-            where = f"bank {bank + 1}, {name}" if len(store.banks) > 1 else name
+            where = f"bank {bank}, {name}" if len(store.banks) > 1 else name
             panels.append((where, window(as_matrix(parts[name]), rows, WINDOW[1]), parts[name]))
     cells = [WIDTH / max(60, p[1].shape[1]) for p in panels]
     heights = [p[1].shape[0] * c for p, c in zip(panels, cells, strict=True)]

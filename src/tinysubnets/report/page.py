@@ -171,7 +171,7 @@ def _task_row(number: int, task: Mapping[str, Any]) -> dict[str, str]:
         "number": str(number),
         "name": str(task["name"]),
         "accuracy": share("final_accuracy") if "final_accuracy" in task else share("accuracy"),
-        "bank": "–" if task.get("bank") is None else str(task["bank"] + 1),
+        "bank": "–" if task.get("bank") is None else str(task["bank"]),
         "bits": "–" if task.get("bits") is None else str(task["bits"]),
         "density": share("density"),
         "owned": f"{share('owned_before_pruning')} → {share('owned_after_pruning')}",

@@ -140,7 +140,7 @@ def divergence(run: Run) -> Figure | None:
     threshold = table.get("threshold")
     top = max([*values, threshold or 0.0])
     scale = Scale(0.0, top, lambda v: f"{v:.1f}" if v < 100 else f"{v:.0f}")
-    tags = [f"bank {t['bank'] + 1}" for t in run.tasks]
+    tags = [f"bank {t['bank']}" for t in run.tasks]
     drawing = heat_map("divergence between tasks", cells, scale, ("task", "earlier task"), tags)
     limit = (
         ""
