@@ -212,12 +212,17 @@ def comparison(runs: Sequence[Run], references: Sequence[Dot] = ()) -> Figure | 
 
 
 def _names(groups: Sequence[Group]) -> list[str]:
-    """Names of groups for a chart: the method, with the recipe where a method has several."""
-    methods = [g.method for g in groups]
-    return [
-        m if methods.count(m) == 1 else f"{m}, {g.recipe}"
-        for m, g in zip(methods, groups, strict=True)
-    ]
+    """Names of groups for a chart: the method, and in what groups of one method differ."""
+    names = []
+    for group in groups:
+        same = [g for g in groups if g.method == group.method]
+        parts = [group.method]
+        if len({g.runs[0].setting for g in same}) > 1:
+            parts.append(group.runs[0].setting.removesuffix("-incremental"))
+        if len({g.recipe for g in same}) > 1:
+            parts.append(group.recipe)
+        names.append(", ".join(parts))
+    return names
 
 
 def _group_dots(group: Group, index: int, name: str) -> list[Dot]:
