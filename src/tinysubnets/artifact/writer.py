@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from tinysubnets.artifact.container import (
     KINDS,
     Sections,
     assemble,
-    places,
 )
 from tinysubnets.artifact.manifest import FEW
 from tinysubnets.artifact.masks import write_coded_mask
@@ -25,6 +25,7 @@ from tinysubnets.artifact.values import write_own, write_tensor
 from tinysubnets.artifact.wire import Writer
 from tinysubnets.capacity import Entry, Ledger
 from tinysubnets.errors import ArtifactError
+from tinysubnets.layout import Layout
 from tinysubnets.subnet import Subnet
 
 if TYPE_CHECKING:
@@ -67,39 +68,43 @@ def sections_of(store: SubnetStore) -> Sections:
 
 
 def _ledger(store: SubnetStore, sections: Sections, parts: list[bytes]) -> Ledger:
-    index = _index_bytes(sections, len(store.subnets))
-    entries = {}
-    for i, name in enumerate(store.subnets):
-        sizes = {kind: 8 * len(sections[kind][i]) for kind in KINDS}
-        entries[name] = Entry(**sizes, metadata=8 * index[i])
+    sizes = {kind: [len(part) for part in sections[kind]] for kind in sections}
+    return ledger_of_sizes(sizes, len(parts[0]), list(store.subnets.values()), store.layout)
+
+
+def ledger_of_sizes(
+    sizes: Mapping[str, Sequence[int]], header: int, subnets: Sequence[Subnet], layout: Layout
+) -> Ledger:
+    """The ledger of a file, to the byte, from the lengths of its header and sections."""
+    entries = {
+        subnet.name: Entry(
+            **{kind: 8 * sizes[kind][i] for kind in KINDS},
+            metadata=8 * sum(_index_bytes(sizes[kind][i]) for kind in KINDS),
+        )
+        for i, subnet in enumerate(subnets)
+    }
+    index = sum(_index_bytes(sizes[kind][0]) for kind in COMMON)
     common = Entry(
-        private=8 * len(sections["constants"][0]),
-        metadata=8 * (len(parts[0]) + index[-1] + len(sections["records"][0])),
+        private=8 * sizes["constants"][0], metadata=8 * (header + index + sizes["records"][0])
     )
-    subnets = list(store.subnets.values())
     return Ledger(
         tasks=entries,
         common=common,
-        num_weights=store.layout.num_weights,
+        num_weights=layout.num_weights,
         new_weights=tuple(s.num_new for s in subnets),
         bits=tuple(s.bits for s in subnets),
-        raw_mask_bits=store.layout.num_blocks * len(subnets),
+        raw_mask_bits=layout.num_blocks * len(subnets),
         samples_kept=any(isinstance(s.memory, Tensor) for s in subnets),
         masks_from="coded",
-        file_bytes=sum(map(len, parts)),
+        file_bytes=round(sum(entries.values(), common).total) // 8,
     )
 
 
-def _index_bytes(sections: Sections, num_tasks: int) -> list[int]:
-    """What each task takes in the index, and at last what the common sections take."""
-    sizes = [0] * (num_tasks + 1)
-    for kind, task in places(num_tasks):
-        size = len(sections[kind][task])
-        entry = Writer()
-        entry.varint(size)
-        owner = num_tasks if kind in COMMON else task
-        sizes[owner] += len(entry.bytes()) + (HASH_BYTES if size else 0)
-    return sizes
+def _index_bytes(size: int) -> int:
+    """What a section of that length takes in the index."""
+    entry = Writer()
+    entry.varint(size)
+    return len(entry.bytes()) + (HASH_BYTES if size else 0)
 
 
 def _private(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,16 @@ class TinySubNets:
         net: nn.Module | Architecture | None = None,
         *,
         device: str | torch.device = "cpu",
+        changes: Iterable[str] = (),
     ) -> TinySubNets:
-        """The learner of a saved model, which goes on exactly as the live one would have."""
+        """The learner of a saved model, which goes on exactly as the live one would have.
+
+        `changes` are `key=value` assignments to its settings, such as "training.epochs=5".
+        """
         store = SubnetStore.load(folder, net, device=pick_device(device))
-        recorded = store.settings
-        if "tsn" not in recorded:
+        if "tsn" not in store.settings:
             raise MismatchError("this model was not made by TinySubNets; it can only be used.")
+        recorded = config.override(store.settings, changes)
         try:
             return cls(
                 store.architecture,

@@ -1,0 +1,260 @@
+"""The commands that use saved models; nothing heavy is imported before one of them runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets.errors import ArtifactError, SettingError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from tinysubnets.learners.tsn import TinySubNets
+    from tinysubnets.store import SubnetStore
+    from tinysubnets.task import Task
+
+CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
+BAR_WIDTH = 24
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the commands that use saved models."""
+    inspect = _add(subparsers, "inspect", "tasks, banks, sizes and overlaps of a model", _inspect)
+    inspect.add_argument("--json", action="store_true", help="print plain data instead of tables")
+    _add(subparsers, "verify", "check everything in a model file; exit status 1 on damage", _verify)
+    _add_predict(subparsers)
+    _add_learn(subparsers)
+    _add_export(subparsers)
+
+
+def _add_predict(subparsers: Any) -> None:
+    predict = _add(subparsers, "predict", "class names and probabilities for images", _predict)
+    _add_task(predict)
+    predict.add_argument("files", nargs="+", metavar="FILE", help="images, or .npz with `inputs`")
+    predict.add_argument("--top", type=int, default=1, metavar="N", help="classes to show")
+    predict.add_argument("--json", action="store_true", help="print plain data instead of a table")
+    _add_net(predict)
+
+
+def _add_learn(subparsers: Any) -> None:
+    learn = _add(subparsers, "learn", "add one more task to a model", _learn)
+    _add_task(learn)
+    learn.add_argument(
+        "--data", required=True, metavar="FOLDER", help="a folder of images per class, or an .npz"
+    )
+    learn.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="KEY=VALUE",
+        help="another value of a setting, such as training.epochs=5 or density=0.2; may be repeated",
+    )
+    learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    _add_net(learn)
+
+
+def _add_export(subparsers: Any) -> None:
+    export = _add(subparsers, "export", "one task as ONNX, or .pt2 for torch.export", _export)
+    _add_task(export)
+    export.add_argument("out", metavar="OUT.onnx", help="the file to write, .onnx or .pt2")
+    export.add_argument("--plain", action="store_true", help="float32 weights instead of codes")
+    export.add_argument("--int8", action="store_true", help="static quantization; needs --data")
+    export.add_argument(
+        "--data", metavar="FOLDER", help="images per class, or .npz, to calibrate and measure with"
+    )
+    _add_net(export)
+
+
+def _add(subparsers: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("model", metavar="MODEL", help="a model folder or its model.safetensors")
+    parser.set_defaults(run=run)
+    assert isinstance(parser, argparse.ArgumentParser)
+    return parser
+
+
+def _add_task(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", required=True, metavar="NAME", help="the task's name")
+
+
+def _add_net(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--net", metavar="MODULE:FUNCTION", help="builds your own network, where it is one"
+    )
+
+
+def _network(options: argparse.Namespace) -> nn.Module | None:
+    """The user's own network, named on the command line; never one that a file names."""
+    if options.net is None:
+        return None
+    from tinysubnets import networks
+
+    return networks.build(options.net)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from tinysubnets import artifact
+
+    found = artifact.inspect(options.model)
+    if options.json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return 0
+    from tinysubnets.model_commands.tables import show_model
+
+    show_model(found)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from tinysubnets import artifact
+
+    try:
+        checked = artifact.check(options.model)
+    except ArtifactError as error:
+        print(f"tsn: {options.model}: {error}", file=sys.stderr)
+        return 1
+    network = "network rebuilt" if checked.is_rebuilt else "network not at hand (your own)"
+    print(
+        f"fine: {checked.file_bytes:,} bytes, {checked.num_sections} sections, "
+        f"{checked.num_tasks} tasks, every hash right, everything decoded; {network}."
+    )
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    import torch
+
+    from tinysubnets.store import SubnetStore
+
+    store = SubnetStore.load(options.model, _network(options), task=options.task)
+    names, inputs = _read_inputs(store, options.task, options.files)
+    shares = torch.softmax(store.logits(options.task, inputs), 1)
+    classes = store.subnet(options.task).classes
+    top = shares.topk(min(max(options.top, 1), len(classes)), 1)
+    rows = [
+        {"input": name, "classes": [{"name": classes[i], "probability": p} for p, i in pairs]}
+        for name, pairs in zip(
+            names,
+            (zip(p, i, strict=True) for p, i in zip(*map(torch.Tensor.tolist, top), strict=True)),
+            strict=True,
+        )
+    ]
+    if options.json:
+        print(json.dumps({"task": options.task, "predictions": rows}, indent=1, ensure_ascii=False))
+        return 0
+    from tinysubnets.model_commands.tables import show_predictions
+
+    show_predictions(rows)
+    return 0
+
+
+def _read_inputs(store: SubnetStore, task: str, files: list[str]) -> tuple[list[str], np.ndarray]:
+    """The inputs in image and npz files, as the task takes them, each with a name."""
+    from tinysubnets.data.user_files import read_files
+
+    return read_files(files, store.subnet(task).sample, task)
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from tinysubnets.learners.tsn import TinySubNets
+
+    changes = [a if "." in a.partition("=")[0] else f"tsn.{a}" for a in options.assignments]
+    learner = TinySubNets.resume(
+        options.model, _network(options), device=options.device, changes=changes
+    )
+    from tinysubnets.data.user_files import read_task
+
+    before = _file_bytes(options.model)
+    samples = [s.sample for s in learner.store.subnets.values()]
+    task = read_task(options.task, options.data, samples, learner.settings.seed)
+    print(f"{task.name}: {len(task.train)} training and {len(task.valid)} validation samples")
+    _train(learner, task)
+    path = learner.save(_folder(options.model))
+    report, after = learner.reports[task.name], path.stat().st_size
+    print(
+        f"validation accuracy {100 * report.valid_accuracy:.2f} %; bank {report.bank} "
+        f"({report.reason}); {report.bits} bits\n"
+        f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})"
+    )
+    return 0
+
+
+def _train(learner: TinySubNets, task: Task) -> None:
+    """Learn a task with a line of progress: on a terminal in place, elsewhere one now and then."""
+    lesson = learner.begin(task)
+    live = sys.stdout.isatty()
+    while not lesson.finished:
+        report = lesson.epoch()
+        text = (
+            f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
+            f"valid {100 * report.valid_accuracy:.2f} %"
+        )
+        if live:
+            done = "━" * round(BAR_WIDTH * report.epoch / report.epochs)
+            print(f"\r{done:<{BAR_WIDTH}}  {text}", end="", flush=True)
+        elif report.epoch == report.epochs or report.epoch % 10 == 0:
+            print(text, flush=True)
+    if live:
+        print()
+    lesson.finish()
+
+
+def _folder(model: str) -> Path:
+    path = Path(model)
+    return path if path.is_dir() else path.parent
+
+
+def _file_bytes(model: str) -> int:
+    from tinysubnets.artifact import model_path
+
+    return model_path(model).stat().st_size
+
+
+def _export(options: argparse.Namespace) -> int:
+    from tinysubnets import export
+    from tinysubnets.store import SubnetStore
+
+    suffix = Path(options.out).suffix
+    if suffix not in (".onnx", ".pt2"):
+        raise SettingError(f"{options.out}: write to a file that ends in .onnx or .pt2.")
+    if options.int8 and options.data is None:
+        raise SettingError("--int8 needs --data: images per class or .npz to calibrate with.")
+    store = SubnetStore.load(options.model, _network(options), task=options.task)
+    if suffix == ".pt2":
+        done = export.to_torch(store, options.task, options.out)
+        print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")
+        return 0
+    data = None if options.data is None else _labelled(store, options)
+    done = export.to_onnx(
+        store,
+        options.task,
+        options.out,
+        packed=not options.plain,
+        int8=data[0][:CALIBRATION] if options.int8 and data is not None else None,
+    )
+    print(f"{done.path}: {done.file_bytes:,} bytes (float32 weights: {done.plain_bytes:,})")
+    if data is not None:
+        exported = export.onnx_accuracy(done.path, *data)
+        live = float((store.predict(options.task, data[0]) == data[1]).mean())
+        print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
+    return 0
+
+
+def _labelled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Raw inputs and labels, mixed so that the first ones are of all classes."""
+    import numpy as np
+
+    from tinysubnets.data.user_files import read_labelled
+
+    subnet = store.subnet(options.task)
+    inputs, labels = read_labelled(options.data, subnet.sample, options.task)
+    if isinstance(subnet.classes[0], int):
+        labels = labels.astype(np.int64)
+    order = np.random.default_rng(0).permutation(len(inputs))
+    return inputs[order], labels[order]

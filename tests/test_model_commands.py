@@ -1,0 +1,241 @@
+"""The commands on saved models, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models
+from tinysubnets import artifact, networks
+from tinysubnets.architecture import Architecture
+from tinysubnets.artifact import inspect
+from tinysubnets.cli import main
+from tinysubnets.learners.tsn import TinySubNets
+from tinysubnets.store import SubnetStore
+from tinysubnets.task import Task
+
+Image = pytest.importorskip("PIL.Image")
+TRAINING = {"epochs": 2, "batch_size": 16, "learning_rate": 0.02}
+
+
+def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Grey 8x8 images, dark or bright on the left."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    images = rng.integers(60, 120, (count, 1, 8, 8), dtype=np.uint8)
+    images[labels == 1, :, :, :4] += 100
+    return images, np.array(["dark", "bright"])[labels]
+
+
+def write_folder(root: Path, seed: int = 1) -> Path:
+    """A folder of images per class, larger than the network takes."""
+    images, labels = pictures(60, seed)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (root / label).mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(image[0]).resize((16, 16))
+        picture.save(root / label / f"{number}.png")
+    return root
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of one learned task on grey images."""
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    record = {"network": "small-cnn", "settings": {}, "head": "fc"}
+    architecture = Architecture(networks.build("small-cnn"), rebuild=record)
+    learner = TinySubNets(architecture, training=TRAINING, pruning={"iterations": 2})
+    learner.learn(Task.from_arrays("left", *pictures(80)))
+    return learner.save(tmp_path / "model").parent
+
+
+def test_inspect_shows_every_byte(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(model)]) == 0
+    text = capsys.readouterr().out
+    size = (model / artifact.FILE_NAME).stat().st_size
+    assert f"{size:,} bytes" in text and "left" in text and "small-cnn" in text
+    for word in ("codebooks", "paper view", "worked-example", "seven-task Huffman", "free"):
+        assert word in text
+
+
+def test_inspect_as_plain_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = models.store("own", tasks=5)
+    store.save(tmp_path)
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ledger"] == json.loads(json.dumps(store.ledger().as_dict()))
+    assert [t["name"] for t in found["tasks"]] == list(store.tasks)
+    assert found["tasks"][1]["mask_against"] == "the mask of 'task 0'"
+    assert found["tasks"][3]["density"] == store.density("task 3")
+    assert found["free_share"] == pytest.approx(store.free_share())
+    masks = [s.mask for s in store.subnets.values()]
+    both, either = (masks[0] & masks[1]).sum(), (masks[0] | masks[1]).sum()
+    assert found["overlap"][0][1] == pytest.approx(float(both / either))
+    assert found["overlap"][2][2] == 1.0
+    assert found["masks"]["stored_bytes"] * 8 == store.ledger().total.masks
+    assert sum(t["bytes"] for t in found["tasks"]) < found["ledger"]["file_bytes"]
+
+
+def test_inspect_of_an_empty_model_and_of_many_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SubnetStore(models.architecture()).save(tmp_path / "empty")
+    assert main(["inspect", str(tmp_path / "empty")]) == 0
+    assert inspect(tmp_path / "empty")["room"]["bytes_per_task"] is None
+    store = models.store(tasks=5)
+    same = store.subnet("task 3")
+    models.add_masked(store, 20, same.mask)
+    store.save(tmp_path / "same")
+    assert inspect(tmp_path / "same")["room"]["until_no_free_weights"] is None
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "same")]) == 0
+    assert "any number fit by mask alone" in " ".join(capsys.readouterr().out.split())
+
+
+def test_verify_finds_damage_and_says_where(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(model)]) == 0
+    assert "every hash right" in capsys.readouterr().out
+    data = bytearray((model / artifact.FILE_NAME).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "bad.safetensors").write_bytes(data)
+    assert main(["verify", str(tmp_path / "bad.safetensors")]) == 1
+    assert "of task 0" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path / "none")]) == 1
+    models.store("own").save(tmp_path / "own")
+    assert main(["verify", str(tmp_path / "own")]) == 0
+    assert "network not at hand" in capsys.readouterr().out
+
+
+def test_verify_finds_numbers_that_are_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = models.store(tasks=1)
+    head = store.subnet("task 0").private["fc.bias"].values
+    head[0] = float("nan")
+    store.save(tmp_path)
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "fc.bias is not finite" in capsys.readouterr().err
+
+
+def test_predict_names_the_class_of_images_and_arrays(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, labels = pictures(6, seed=9)
+    files = []
+    for number, image in enumerate(images[:2]):
+        files.append(str(tmp_path / f"{number}.png"))
+        Image.fromarray(image[0]).resize((32, 32)).save(files[-1])
+    np.savez(tmp_path / "more.npz", inputs=images[2:])
+    files.append(str(tmp_path / "more.npz"))
+    command = ["predict", str(model), "--task", "left", *files]
+    assert main(command) == 0
+    assert "bright" in capsys.readouterr().out
+    assert main([*command, "--json", "--top", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    assert [row["input"] for row in found[1:3]] == [files[1], f"{files[2]}[0]"]
+    assert sum(c["probability"] for c in found[0]["classes"]) == pytest.approx(1.0)
+    store = SubnetStore.load(model)
+    guesses = [row["classes"][0]["name"] for row in found]
+    assert guesses[2:] == store.predict("left", images[2:]).tolist()
+    assert np.mean([g == t for g, t in zip(guesses, labels, strict=True)]) > 0.6
+
+
+def test_predict_explains_what_it_cannot_take(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: str, where: Path = model) -> str:
+        assert main(["predict", str(where), *arguments]) == 2
+        return capsys.readouterr().err
+
+    np.savez(tmp_path / "wide.npz", inputs=np.zeros((2, 1, 9, 9), np.uint8))
+    np.savez(tmp_path / "two.npz", a=np.zeros(2), b=np.zeros(2))
+    (tmp_path / "no.png").write_bytes(b"no image")
+    (tmp_path / "no.npz").write_bytes(b"no archive")
+    assert "the task takes (1, 8, 8)" in refused("--task", "left", str(tmp_path / "wide.npz"))
+    assert "Name it 'inputs'" in refused("--task", "left", str(tmp_path / "two.npz"))
+    assert "cannot decode" in refused("--task", "left", str(tmp_path / "no.png"))
+    assert "cannot be read as .npz" in refused("--task", "left", str(tmp_path / "no.npz"))
+    assert "No such file" in refused("--task", "left", str(tmp_path / "none.png"))
+    assert "unknown task 'right'" in refused("--task", "right", str(tmp_path / "no.png"))
+    models.store("own").save(tmp_path / "own")
+    assert "give it again" in refused("--task", "task 1", "x.npz", where=tmp_path / "own")
+    models.store(tasks=3).save(tmp_path / "floats")
+    message = refused("--task", "task 1", str(tmp_path / "no.png"), where=tmp_path / "floats")
+    assert "which images cannot become" in message
+
+
+def test_a_network_of_ones_own_is_named_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models.store("own").save(tmp_path)
+    np.savez(tmp_path / "x.npz", models.inputs(3).numpy())
+    arguments = [str(tmp_path), "--task", "task 1", str(tmp_path / "x.npz")]
+    assert main(["predict", *arguments, "--net", "models:own_network", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["predictions"]) == 3
+
+
+def test_learn_adds_a_task_from_a_folder_of_images(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "data")
+    before = SubnetStore.load(model)
+    size = (model / artifact.FILE_NAME).stat().st_size
+    command = ["learn", str(model), "--task", "again", "--data", str(folder), "--device", "cpu"]
+    assert main([*command, "--set", "training.epochs=1", "--set", "density=0.1"]) == 0
+    text = capsys.readouterr().out
+    after = SubnetStore.load(model)
+    assert after.tasks == ("left", "again") and after.digest("left") == before.digest("left")
+    assert after.density("again") < 0.15 < after.density("left")
+    assert after.subnet("again").classes == ("bright", "dark")
+    grown = (model / artifact.FILE_NAME).stat().st_size - size
+    assert f"(+{grown:,})" in text and "validation accuracy" in text and "epoch 1/1" in text
+    assert main(command) == 2
+    assert "has been learned already" in capsys.readouterr().err
+    assert main([*command[:3], "third", *command[4:], "--set", "training.wisdom=1"]) == 2
+    assert "wisdom" in capsys.readouterr().err
+
+
+def test_learn_takes_arrays_too(model: Path, tmp_path: Path) -> None:
+    images, labels = pictures(60, seed=3)
+    np.savez(
+        tmp_path / "d.npz",
+        inputs=images,
+        labels=(labels == "bright").astype(int),
+        classes=["dark", "bright"],
+    )
+    command = ["learn", str(model), "--task", "b", "--data", str(tmp_path / "d.npz")]
+    assert main([*command, "--device", "cpu"]) == 0
+    assert set(SubnetStore.load(model).subnet("b").classes) == {"dark", "bright"}
+
+
+def test_export_writes_onnx_and_torch_programs(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = write_folder(tmp_path / "data")
+    command = ["export", str(model), "--task", "left"]
+    assert main([*command, str(tmp_path / "a.onnx"), "--int8", "--data", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "a.onnx" in text and "% exported" in text
+    assert main([*command, str(tmp_path / "a.pt2")]) == 0
+    assert (tmp_path / "a.pt2").stat().st_size > 0
+    assert main([*command, str(tmp_path / "a.tflite")]) == 2
+    assert ".onnx or .pt2" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "a.onnx"), "--int8"]) == 2
+    assert "--int8 needs --data" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom tinysubnets.cli import main\n"
+        "try:\n    main(['predict', '--help'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(len({'torch', 'numpy', 'rich', 'PIL'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0
