@@ -153,7 +153,8 @@ def select(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> tup
         _count[grid](table, permits, tiles, state, counts, size, num, SHIFT=shift, WIDTH=width,
                      BINS=BINS, num_warps=8, **how)  # fmt: skip
         _choose[(rows * num,)](state, counts, WIDTH=width, LAST=shift == 0, BINS=BINS, STATE=STATE)
-    _last[(num, rows)](table, permits, borders, state, size, num, **how)
+    ties = how | {"TILE": 4 * TILE}  # one program walks a whole segment: in long strides
+    _last[(num, rows)](table, permits, borders, state, size, num, num_warps=16, **ties)
     empty = torch.empty if covered else torch.zeros
     mask = empty(rows, size, dtype=torch.bool, device=values.device)
     _fill[grid](table, permits, tiles, state, mask.view(torch.uint8), size, num, num_warps=8, **how)
