@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import models
+import plain_reader
 from tinysubnets.store import SubnetStore
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -34,3 +35,17 @@ def test_golden_files_read_as_ever(name: str) -> None:
 def test_golden_files_hold_every_kind_of_reference() -> None:
     kinds = {min(r, 4) for e in EXPECTED.values() for r in e["references"]}
     assert kinds == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_reader_written_from_the_specification_agrees(name: str) -> None:
+    path = GOLDEN / f"format1-{name}.safetensors"
+    store = SubnetStore.load(path, models.own_network() if name == "own" else None)
+    found = plain_reader.read(path)
+    assert list(found) == list(store.tasks)
+    for task in store.tasks:
+        constants = store.architecture.constants
+        tensors = {n: t for n, t in store.tensors(task).items() if n not in constants}
+        assert set(tensors) == set(found[task])
+        for tensor_name, tensor in tensors.items():
+            assert tensor.numpy().tobytes() == found[task][tensor_name].tobytes()

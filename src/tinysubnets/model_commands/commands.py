@@ -53,7 +53,7 @@ def _add_learn(subparsers: Any) -> None:
         default=[],
         dest="assignments",
         metavar="KEY=VALUE",
-        help="another value of a setting, such as training.epochs=5 or density=0.2; may be repeated",
+        help="another value of a setting, as training.epochs=5 or density=0.2; may be repeated",
     )
     learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     _add_net(learn)

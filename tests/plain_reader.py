@@ -1,0 +1,273 @@
+"""A second reader of format 1, written from docs/FORMAT.md alone: json, zlib, hashlib and numpy."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+KINDS = ("codes", "codebooks", "masks", "heads", "private", "memory")
+GOLDEN, ALL = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+
+class Bytes:
+    """Bytes that are read from the front."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def take(self, count: int) -> bytes:
+        head, self.data = self.data[:count], self.data[count:]
+        assert len(head) == count
+        return head
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.take(1)[0]
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    def floats(self, count: int, wide: int) -> np.ndarray:
+        kind = "<f4" if wide else "<f2"
+        return np.frombuffer(self.take(count * (4 if wide else 2)), kind).astype(np.float32)
+
+
+def read(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """The tensors of every task by name, as the network takes them."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    text = header["__metadata__"]["tinysubnets"]
+    assert digest(text.encode(), "config").hex() == header["__metadata__"]["blake2b"]
+    config = json.loads(text)
+    start = 8 + length
+    blobs = {
+        name: data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]]
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    assert digest(blobs["index"], "index").hex() == config["index"]
+    sections = split(blobs, len(config["tasks"]))
+    return {
+        t["name"]: tensors
+        for t, tensors in zip(config["tasks"], tasks(config, sections), strict=True)
+    }
+
+
+def digest(data: bytes, place: str) -> bytes:
+    return blake2b(data, digest_size=8, person=place.encode()).digest()
+
+
+def split(blobs: dict[str, bytes], count: int) -> dict[tuple[str, int], bytes]:
+    index, rest = Bytes(blobs["index"]), {k: Bytes(v) for k, v in blobs.items()}
+    order = [("records", 0), ("constants", 0)] + [(k, t) for t in range(count) for k in KINDS]
+    out = {}
+    for kind, task in order:
+        size = index.varint()
+        out[kind, task] = rest[kind].take(size) if size else b""
+        assert not size or digest(out[kind, task], f"{kind} {task}") == index.take(8)
+    assert not index.data
+    return out
+
+
+def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any:
+    network = config["architecture"]
+    shared = network["shared"]
+    sizes = [math.prod(shape) for _, shape in shared]
+    blocks = [block_ids(shape, config["block"]) for _, shape in shared]
+    counts = [int(b[-1]) + 1 for b in blocks]
+    banks: dict[int, dict[str, Any]] = {}
+    for number, task in enumerate(config["tasks"]):
+        new_bank = {
+            "masks": [],
+            "owned": np.zeros(sum(counts), bool),
+            "values": np.zeros(sum(sizes), "f4"),
+        }
+        bank = banks.setdefault(task["bank"], new_bank)
+        names = [name for name, _ in shared]
+        place = (task["bank"], number, names, counts)
+        mask = read_mask(Bytes(sections["masks", number]), bank, place)
+        new = expand(mask & ~bank["owned"], blocks)
+        parts = [new] if task.get("codebooks") else np.split(new, np.cumsum(sizes)[:-1])
+        codes, books = Bytes(sections["codes", number]), Bytes(sections["codebooks", number])
+        if new.any():
+            found = [read_values(codes, read_form(books), int(p.sum())) for p in parts]
+            bank["values"][new] = np.concatenate(found)
+        assert not codes.data and not books.data
+        bank["masks"].append(mask)
+        bank["owned"] |= mask
+        flat = np.where(expand(mask, blocks), bank["values"], np.float32(0))
+        out = {
+            name: part.reshape(shape)
+            for (name, shape), part in zip(
+                shared, np.split(flat, np.cumsum(sizes)[:-1]), strict=True
+            )
+        }
+        yield out | private(config, task, sections, number)
+
+
+def private(config: dict[str, Any], task: dict[str, Any], sections: Any, number: int) -> Any:
+    head, other = Bytes(sections["heads", number]), Bytes(sections["private", number])
+    other.floats(2 * task.get("channels", 0), 1)
+    classes = len(config["classes"][task["classes"]])
+    out = {}
+    for name, shape, *_ in config["architecture"]["private"]:
+        shape = [classes, *shape[1:]] if shape and shape[0] == 0 else shape
+        data = head if name.startswith(config["architecture"]["head"] + ".") else other
+        out[name] = read_values(data, read_form(data), math.prod(shape)).reshape(shape)
+    assert not head.data and not other.data
+    return out
+
+
+def block_ids(shape: list[int], block: int) -> np.ndarray:
+    """The number of the block that each weight of a tensor belongs to."""
+    size = math.prod(shape)
+    trailing = math.prod(shape[2:])
+    if block == 1:
+        return np.arange(size)
+    if len(shape) > 1 and 2 <= trailing <= 64:
+        return np.arange(size) // trailing
+    row = size if len(shape) < 2 else shape[1] if trailing == 1 else shape[-1]
+    per_row = -(-row // block)
+    place = np.arange(size)
+    return place // row * per_row + place % row // block
+
+
+def expand(mask: np.ndarray, blocks: list[np.ndarray]) -> np.ndarray:
+    parts, start = [], 0
+    for ids in blocks:
+        stop = start + int(ids[-1]) + 1
+        parts.append(mask[start:stop][ids])
+        start = stop
+    return np.concatenate(parts)
+
+
+def read_form(data: Bytes) -> tuple[int, int, np.ndarray | None]:
+    form = data.take(1)[0]
+    bits, wide = form >> 1, form & 1
+    return bits, wide, data.floats(data.varint() + 1, wide) if bits else None
+
+
+def read_values(data: Bytes, form: tuple[int, int, np.ndarray | None], count: int) -> np.ndarray:
+    bits, wide, centres = form
+    if centres is None:
+        return data.floats(count, wide)
+    coded = data.take(data.varint())
+    tag, body = coded[0], coded[1:]
+    if tag == 0:
+        return centres[planes(body, bits, count)]
+    symbols = np.frombuffer(zlib.decompress(body, -15), np.uint8)
+    each = 8 // bits if tag == 1 else 1
+    codes = np.stack([symbols >> (bits * i) & ((1 << bits) - 1) for i in range(each)], 1)
+    return centres[codes.reshape(-1)[:count]]
+
+
+def bit_stream(data: bytes) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+
+
+def planes(data: bytes, bits: int, count: int) -> np.ndarray:
+    stream = bit_stream(data)[: bits * count].reshape(bits, count).astype(np.int64)
+    return (stream << np.arange(bits)[:, None]).sum(0)
+
+
+def mix(word: int) -> int:
+    word &= ALL
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & ALL
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & ALL
+    return word ^ (word >> 31)
+
+
+def key(*parts: int | str) -> int:
+    state = 0
+    for part in parts:
+        words = [1, part % (1 << 64)] if isinstance(part, int) else [2, len(part.encode())]
+        if isinstance(part, str):
+            text = part.encode()
+            words += [int.from_bytes(text[i : i + 8], "little") for i in range(0, len(text), 8)]
+        for word in words:
+            state = mix((state + GOLDEN) ^ mix(word + GOLDEN))
+    return state
+
+
+def first_scores(data: Bytes, place: tuple[int, int, list[str], list[int]]) -> np.ndarray:
+    bank, number, names, counts = place
+    seed = int.from_bytes(data.take(8), "little")
+    levels = [int.from_bytes(data.take(4), "little") for _ in names]
+    out = []
+    for name, count, level in zip(names, counts, levels, strict=True):
+        start = key(seed, "scores", bank, number, name)
+        tops = [mix(start + (i + 1) * GOLDEN) >> 40 for i in range(count)]
+        out += [abs(2 * top - (1 << 24)) >= level for top in tops]
+    return np.array(out)
+
+
+def read_mask(data: Bytes, bank: dict[str, Any], place: Any) -> np.ndarray:
+    reference = data.varint()
+    against = np.zeros_like(bank["owned"])
+    if reference == 1:
+        against = bank["owned"]
+    elif reference in (2, 3):
+        against = first_scores(data, place)
+        against = against & ~bank["owned"] if reference == 3 else against
+    elif reference >= 4:
+        against = bank["masks"][reference - 4]
+    counts = place[3]
+    if data.data[0] != 5:
+        return coded_mask(data.data, against)
+    data.take(1)
+    parts = np.split(against, np.cumsum(counts)[:-1])
+    out = [coded_mask(data.take(data.varint()), part) for part in parts[:-1]]
+    return np.concatenate([*out, coded_mask(data.data, parts[-1])])
+
+
+def coded_mask(data: bytes, against: np.ndarray) -> np.ndarray:
+    if data[0] != 4:
+        return flips(data, len(against)) ^ against
+    rest = Bytes(data[1:])
+    dropped = flips(rest.take(rest.varint()), int(against.sum()))
+    mask = against.copy()
+    mask[against] = ~dropped
+    return mask | flips(rest.data, len(against))
+
+
+def flips(data: bytes, count: int) -> np.ndarray:
+    codec, inverted, k, body = data[0] & 7, data[0] >> 3 & 1, data[0] >> 4, data[1:]
+    if codec == 0:
+        return bit_stream(body)[:count].astype(bool)
+    if codec == 1:
+        return bit_stream(zlib.decompress(body, -15))[:count].astype(bool)
+    gaps = huffman_gaps(body, k) if codec == 2 else rice_gaps(body, k)
+    out = np.zeros(count, bool)
+    out[np.cumsum(gaps + 1) - 1] = True
+    return ~out if inverted else out
+
+
+def huffman_gaps(body: bytes, k: int) -> np.ndarray:
+    inflate = zlib.decompressobj(-15)
+    quotients, sum_so_far = [], 0
+    for symbol in inflate.decompress(body):
+        sum_so_far += symbol
+        if symbol < 255:
+            quotients.append(sum_so_far)
+            sum_so_far = 0
+    low = planes(inflate.unused_data, k, len(quotients)) if k else 0
+    return (np.array(quotients, np.int64) << k) + low
+
+
+def rice_gaps(body: bytes, k: int) -> np.ndarray:
+    bits = bit_stream(body)
+    ones = np.flatnonzero(bits)
+    m = next((i for i in range(1, len(ones)) if ones[i - 1] + 1 + i * k == ones[-1]), 0)
+    quotients = np.diff(ones[:m], prepend=-1) - 1
+    unary = int(ones[m - 1]) + 1 if m else 0
+    low = bits[unary : unary + m * k].reshape(k, m).astype(np.int64)
+    return (quotients << k) + (low << np.arange(k)[:, None]).sum(0)
