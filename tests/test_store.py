@@ -1,0 +1,161 @@
+"""The store: what claiming a task does to it, and how its tasks are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import models
+from nets import NETWORKS, data, learner, task
+from tinysubnets.architecture import Architecture
+from tinysubnets.errors import TaskError
+from tinysubnets.layout import Layout
+from tinysubnets.mask_references import (
+    MAX_MAGNITUDE,
+    MAX_SCORE_REFERENCES,
+    Place,
+    code_mask,
+    read_mask,
+)
+from tinysubnets.start import Origin, initial_scores
+from tinysubnets.store import SubnetStore
+from tinysubnets.subnet import FIRST_MEMBER, FREE_SCORES, NO_REFERENCE, OWNED, SCORES
+from tinysubnets.task import Normalisation, Task
+
+
+def pack(mask: np.ndarray) -> np.ndarray:
+    return np.packbits(mask, bitorder="little")
+
+
+def test_masks_are_kept_at_one_bit_each() -> None:
+    store = models.store(tasks=2)
+    subnet = store.subnet("task 0")
+    assert subnet.mask.dtype == torch.bool and len(subnet.mask) == store.layout.num_blocks
+    assert subnet.packed_mask.nbytes == -(-store.layout.num_blocks // 8)
+    assert np.array_equal(pack(subnet.mask.numpy()), subnet.packed_mask)
+
+
+def test_claimed_weights_and_owned_blocks() -> None:
+    store = models.store(tasks=4)
+    for number, bank in enumerate(store.banks):
+        masks = [s.mask for s in store.members(number)]
+        assert torch.equal(bank.owned, torch.stack(masks).any(0))
+        assert not bank.values[~store.layout.expand(bank.owned)].any()
+    free = [1 - b.owned_share() for b in store.banks]
+    assert store.free_share() == pytest.approx(sum(free) / 2)
+    assert SubnetStore(models.architecture()).free_share() == 1.0
+
+
+def test_numbers_are_kept_as_a_file_keeps_them() -> None:
+    store = SubnetStore(models.architecture())
+    given = Normalisation((0.1,), (0.3,))
+    models.add_task(store, 0, normalisation=given)
+    kept = store.subnet("task 0").normalisation
+    assert kept.mean == (float(np.float32(0.1)),) and kept.std == (float(np.float32(0.3)),)
+    for ours, theirs in zip(kept.tensors(), given.tensors(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_every_kind_of_reference_is_used_where_it_is_cheapest() -> None:
+    store = models.reference_store()
+    kinds = [s.coded_mask.reference for s in store.subnets.values() if s.coded_mask]
+    assert kinds == [SCORES, SCORES, FREE_SCORES, OWNED, FIRST_MEMBER, FIRST_MEMBER + 1, 0]
+
+
+def test_a_mask_reads_back_at_its_place() -> None:
+    store = models.reference_store()
+    members: dict[int, np.ndarray] = {}
+    owned = np.zeros(store.layout.num_blocks, np.bool_)
+    for number, subnet in enumerate(store.subnets.values()):
+        place = Place(store.layout, 0, number, members, pack(owned))
+        assert subnet.coded_mask is not None
+        assert np.array_equal(read_mask(subnet.coded_mask, place), subnet.mask.numpy())
+        members[number] = subnet.packed_mask
+        owned |= subnet.mask.numpy()
+
+
+def test_magnitudes_order_blocks_as_their_scores_do() -> None:
+    architecture = models.architecture()
+    layout = Layout(architecture.shared, 1)
+    place = Place(layout, 1, 5, {}, np.zeros(0, np.uint8))
+    scores = initial_scores(architecture, layout, Origin(99, 1, 5)).abs()
+    for tensor, (start, stop) in enumerate(layout.block_segments):
+        sizes = place.magnitudes(99, tensor)
+        assert sizes.min() >= 0 and sizes.max() <= MAX_MAGNITUDE
+        order = np.argsort(sizes, kind="stable")
+        assert (np.diff(scores[start:stop].numpy()[order]) >= 0).all()
+
+
+def test_an_empty_tensor_in_a_mask_needs_no_scores() -> None:
+    architecture = models.architecture()
+    layout = Layout(architecture.shared, 1)
+    place = Place(layout, 0, 0, {}, np.zeros(-(-layout.num_blocks // 8), np.uint8))
+    mask = np.zeros(layout.num_blocks, np.bool_)
+    start, stop = layout.block_segments[0]
+    sizes = place.magnitudes(3, 0)
+    mask[start:stop] = sizes >= np.sort(sizes)[-20]
+    coded = code_mask(mask, place, 3)
+    assert coded.reference == SCORES and coded.magnitudes[1] == MAX_MAGNITUDE + 1
+    assert np.array_equal(read_mask(coded, place), mask)
+
+
+def test_few_masks_of_a_bank_are_made_from_scores() -> None:
+    """Masks that equal their first scores are coded against them three times, then no more."""
+    store = SubnetStore(models.architecture(), settings=models.SETTINGS)
+    layout = store.layout
+    for number in range(5):
+        place = Place(layout, 0, number, {}, np.zeros(0, np.uint8))
+        parts = [place.magnitudes(7, t) > 1 << 23 for t in range(len(layout.shared))]
+        models.add_masked(store, 20 + 2 * number, torch.from_numpy(np.concatenate(parts)))
+    kinds = [s.coded_mask.reference for s in store.subnets.values() if s.coded_mask]
+    assert [k in (SCORES, FREE_SCORES) for k in kinds] == [True] * 3 + [False] * 2
+    assert MAX_SCORE_REFERENCES == 3
+
+
+def test_without_a_seed_no_mask_is_made_from_scores() -> None:
+    store = SubnetStore(models.architecture())
+    models.add_task(store, 0)
+    coded = store.subnet("task 0").coded_mask
+    assert coded is not None and coded.reference == NO_REFERENCE
+
+
+def test_a_name_is_learned_once_and_unknown_names_are_said() -> None:
+    store = models.store(tasks=1)
+    with pytest.raises(TaskError, match="learned already"):
+        models.add_task(store, 0)
+    with pytest.raises(TaskError, match="Did you mean 'task 0'"):
+        store.subnet("task O")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv2d", "transformer", "batchnorm_resnet"])
+def test_a_plain_module_computes_the_same(kind: str) -> None:
+    build, shape = NETWORKS[kind]
+    learn = learner(build(), density=0.5)
+    learn.learn(task("a", shape))
+    x = torch.from_numpy(data(shape, seed=4)[0])
+    module = learn.store.module("a")
+    assert isinstance(module, torch.fx.GraphModule) and not module.training
+    assert torch.equal(module(x), learn.store.logits("a", x))
+    assert "tinysubnets" not in module.code
+
+
+def test_inputs_without_normalisation_stay_as_they_are() -> None:
+    learn = learner(density=0.5)
+    x, y = data((6,))
+    learn.learn(Task.from_arrays("a", x, y, normalisation=None, valid=0.25))
+    module = learn.store.module("a")
+    raw = torch.from_numpy(x)
+    assert torch.equal(module(raw), learn.store.logits("a", raw))
+
+
+def test_what_a_task_s_inputs_look_like_is_recorded(tmp_path: Path) -> None:
+    learn = learner(density=0.5)
+    learn.learn(task("a"))
+    learn.save(tmp_path)
+    again = SubnetStore.load(tmp_path, Architecture(NETWORKS["mlp"][0]()))
+    for store in (learn.store, again):
+        sample = store.subnet("a").sample
+        assert sample is not None and (sample.dtype, sample.shape) == (torch.float32, (6,))
