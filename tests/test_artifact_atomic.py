@@ -23,6 +23,7 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_killed_at_any_instant_a_folder_holds_the_old_model_or_the_new_one(tmp_path: Path) -> None:
     done = run("kill_saves.py", tmp_path)
@@ -74,6 +75,7 @@ def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
     assert events[:3] == [f"sync .{FILE_NAME}.tmp", f"rename {FILE_NAME}", "sync m"]
 
 
+@pytest.mark.slow
 def test_of_two_writers_at_once_one_is_refused(tmp_path: Path) -> None:
     models.store(tasks=1).save(tmp_path)
     writer = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Iterator
@@ -47,6 +49,7 @@ def cheap() -> Iterator[None]:
     assert peak < LARGE
 
 
+@pytest.mark.slow
 def test_every_flipped_byte_is_found(small: Path, tmp_path: Path) -> None:
     data, path = bytearray(small.read_bytes()), tmp_path / "model.safetensors"
     check(small)
@@ -60,6 +63,7 @@ def test_every_flipped_byte_is_found(small: Path, tmp_path: Path) -> None:
         assert place < header or caught.type is DamageError
 
 
+@pytest.mark.slow
 def test_every_truncation_is_found(small: Path, tmp_path: Path) -> None:
     data, path = small.read_bytes(), tmp_path / "model.safetensors"
     for length in range(len(data)):
@@ -351,6 +355,30 @@ def test_lies_in_the_sections_are_found(number: int, small: Path, tmp_path: Path
 
     with pytest.raises(DamageError):
         check(forged(small, change, tmp_path / "model.safetensors"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory from Linux")
+def test_forged_files_take_little_memory(small: Path, tmp_path: Path) -> None:
+    """All of them in one process, with whatever torch allocates."""
+    (tmp_path / "good").write_bytes(small.read_bytes())
+    changes = [*CONFIGS.values()]
+    changes += [_set("architecture", "rebuild", value=value) for value in REBUILDS.values()]
+    for kind, task, data in SECTIONS:
+
+        def change(
+            _: dict[str, Any], s: Sections, k: str = kind, t: int = task, d: Any = data
+        ) -> None:
+            s[k][t] = d
+
+        changes.append(change)
+    for number, forgery in enumerate(changes):
+        forged(small, forgery, tmp_path / f"forged-{number}")
+    command = [sys.executable, str(Path(__file__).with_name("load_all.py")), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
+    refused, peak = map(int, done.stdout.split())
+    assert refused == len(changes)
+    assert peak < LARGE
 
 
 def test_a_bank_has_few_masks_made_from_scores(tmp_path: Path) -> None:

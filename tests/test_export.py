@@ -65,7 +65,11 @@ def raw(store: SubnetStore, count: int = 5) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("bits", "network", "settings"),
-    [(3, "small-cnn", {}), (5, "small-cnn", {}), (4, "resnet18", {"width": 4})],
+    [
+        (3, "small-cnn", {}),
+        pytest.param(5, "small-cnn", {}, marks=pytest.mark.slow),
+        pytest.param(4, "resnet18", {"width": 4}, marks=pytest.mark.slow),
+    ],
 )
 def test_coded_weights_compute_the_same(
     bits: int, network: str, settings: dict, tmp_path: Path

@@ -22,7 +22,6 @@ from tinysubnets.artifact.networks import architecture_for
 from tinysubnets.artifact.reader import read_contents
 from tinysubnets.artifact.writer import encode
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError
-from tinysubnets.layout import Layout
 from tinysubnets.store import SubnetStore
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ def load(
     architecture = architecture_for(contents, net)
     block = contents.manifest.layout.block
     store = SubnetStore(architecture, block=block, settings=contents.settings, device=device)
-    store.layout = Layout(architecture.shared, block)
     store.banks, store.subnets = contents.banks, contents.subnets
     for bank in store.banks:
         bank.layout = store.layout
