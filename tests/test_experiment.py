@@ -215,7 +215,7 @@ def test_disk_errors_are_explained_and_lose_nothing(
             raise OSError(code, os.strerror(code))
 
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match=f"{said}.*tsn resume"):
+        with pytest.raises(RunError, match=f"{said}.*tsn resume {path}$"):
             list(steps)
         monkeypatch.setattr(os, "fsync", honest)
     assert not list(path.rglob("*.new"))

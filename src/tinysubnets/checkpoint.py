@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.errors import RunError
-from tinysubnets.run_folder import FORMAT, replace_file
+from tinysubnets.run_folder import FORMAT, explained, replace_file
 
 # The modules whose dataclasses a checkpoint may hold; nothing else can be made from a file.
 _MODULES = ("subnet", "divergence", "task", "learners.tsn")
@@ -45,12 +45,11 @@ class Checkpoints:
     def __init__(self, run: Path) -> None:
         self.run, self.folder = run, run / "checkpoint"
         self._files: dict[str, dict[str, str]] = {}
+        self._plain: Any = None
         self._count = 0
 
     def save(self, learned: State | None, lesson: State | None, numbers: Mapping[str, Any]) -> None:
         """Replace the checkpoint; `learned` None means that it is as in the last one."""
-        from tinysubnets.run_folder import explained
-
         with explained(self.run):
             self.folder.mkdir(exist_ok=True)
         files = dict(self._files)
@@ -64,7 +63,7 @@ class Checkpoints:
             parts["lesson"] = lesson[1]
         state = {"format": FORMAT, "files": files, "learned": self._plain, **parts}
         text = json.dumps(state | {"numbers": dict(numbers)})
-        replace_file(self.folder / "state.json", text.encode())
+        replace_file(self.folder / "state.json", text.encode(), self.run)
         self._files = files
         self._tidy()
 
@@ -103,7 +102,7 @@ class Checkpoints:
         self._count += 1
         name = f"{role}-{self._count}.safetensors"
         data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
-        replace_file(self.folder / name, data)
+        replace_file(self.folder / name, data, self.run)
         return {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
 
     def _read(self, entry: Mapping[str, str]) -> dict[str, Tensor]:

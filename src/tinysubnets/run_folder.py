@@ -177,10 +177,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write beside, sync, rename, sync the folder: at any instant the old file or the new one."""
+def replace_file(path: Path, data: bytes, run: Path | None = None) -> None:
+    """Write beside, sync, rename, sync the folder: at any instant the old file or the new one.
+
+    `run` is the run folder that errors name, by default the folder of the file.
+    """
     beside = path.with_name(f".{path.name}.new")
-    with explained(path.parent):
+    with explained(run or path.parent):
         try:
             with open(beside, "wb") as file:
                 file.write(data)
