@@ -32,7 +32,7 @@ class EWCSettings(DenseSettings):
     defined; "empirical" the given labels, as many implementations do.
     """
 
-    strength: float = 100.0
+    strength: float = 30.0
     fisher_samples: int = 200
     fisher: Literal["exact", "empirical"] = "exact"
 
@@ -73,7 +73,7 @@ def fisher(
     num = columns[1] - columns[0]
     chances = torch.zeros(len(inputs), num, device=inputs.device)
     if labels is not None:
-        chances[torch.arange(len(inputs)), labels - columns[0]] = 1.0
+        chances[torch.arange(len(inputs), device=inputs.device), labels - columns[0]] = 1.0
     chunk = max(1, _CHUNK_VALUES // (num * sum(t.numel() for t in moving.values())))
     total = {n: torch.zeros_like(t) for n, t in moving.items()}
     for part, given in zip(inputs.split(chunk), chances.split(chunk), strict=True):

@@ -26,7 +26,7 @@ from tinysubnets.task import Task
 class SISettings(DenseSettings):
     """SI's settings: the strength c, and the damping ξ of weights that hardly moved."""
 
-    strength: float = 0.1
+    strength: float = 5.0
     damping: float = 0.1
 
     def __post_init__(self) -> None:
