@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 SOURCES = [*PAGES, ROOT / "README.md"]
 # Only these hold Python that is meant to be run from top to bottom.
-GUIDE = [p for p in PAGES if "```python\n" in p.read_text(encoding="utf-8")]
+GUIDE = [p for p in SOURCES if "```python\n" in p.read_text(encoding="utf-8")]
 
 
 def blocks(path: Path, language: str) -> list[str]:
