@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -111,6 +111,13 @@ class CodedMask:
 NO_REFERENCE, OWNED, SCORES, FREE_SCORES, FIRST_MEMBER = range(5)
 
 
+class Packed(NamedTuple):
+    """Booleans at one bit each, the first in the lowest bit of the first byte, and their number."""
+
+    bits: np.ndarray
+    num: int
+
+
 class _PackedBits:
     """A boolean vector kept at one bit per entry: forty masks of a large network fit in memory."""
 
@@ -118,9 +125,11 @@ class _PackedBits:
         packed, size = instance.__dict__["_mask"]
         return torch.from_numpy(np.unpackbits(packed, count=size, bitorder="little").view(np.bool_))
 
-    def __set__(self, instance: Any, mask: Tensor) -> None:
-        bits = mask.detach().cpu().numpy()
-        instance.__dict__["_mask"] = np.packbits(bits, bitorder="little"), len(bits)
+    def __set__(self, instance: Any, mask: Tensor | Packed) -> None:
+        if not isinstance(mask, Packed):
+            bits = mask.detach().cpu().numpy()
+            mask = Packed(np.packbits(bits, bitorder="little"), len(bits))
+        instance.__dict__["_mask"] = mask
 
 
 @dataclass(frozen=True)

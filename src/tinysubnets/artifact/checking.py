@@ -38,9 +38,7 @@ def check(where: str | os.PathLike[str]) -> Checked:
     for subnet in contents.subnets.values():
         for name, tensor in subnet.private_tensors().items():
             if not bool(torch.isfinite(tensor).all()):
-                raise DamageError(
-                    f"task {subnet.name!r}: {name} is not finite everywhere."
-                )
+                raise DamageError(f"task {subnet.name!r}: {name} is not finite everywhere.")
     for number, bank in enumerate(contents.banks):
         if not bool(torch.isfinite(bank.values).all()):
             raise DamageError(f"bank {number} is not finite everywhere.")

@@ -23,7 +23,7 @@ from tinysubnets.bank import Bank
 from tinysubnets.errors import DamageError, TaskError, unknown
 from tinysubnets.layout import Layout
 from tinysubnets.mask_references import MAX_SCORE_REFERENCES, Place, read_mask, unpack
-from tinysubnets.subnet import FREE_SCORES, SCORES, BankDecision, Coded, CodedMask, Subnet
+from tinysubnets.subnet import FREE_SCORES, SCORES, BankDecision, Coded, CodedMask, Packed, Subnet
 from tinysubnets.task import Normalisation
 
 
@@ -129,7 +129,7 @@ class _Walk:
             for member in self.plan.done_with(number):
                 del bank.members[member]
             if self.plan.is_wanted(number):
-                self.subnets[entry.name] = self._subnet(number, coded, mask, own)
+                self.subnets[entry.name] = self._subnet(number, coded, packed, own)
 
     def _mask(
         self, number: int, entry: TaskEntry, bank: _GrowingBank
@@ -156,7 +156,7 @@ class _Walk:
         return own
 
     def _subnet(
-        self, number: int, coded: CodedMask, mask: np.ndarray, own: tuple[Coded, ...]
+        self, number: int, coded: CodedMask, packed: np.ndarray, own: tuple[Coded, ...]
     ) -> Subnet:
         entry, record = self.manifest.tasks[number], self.records[number]
         normalisation, private = self._private(number, entry)
@@ -171,7 +171,7 @@ class _Walk:
             classes=entry.classes,
             normalisation=normalisation,
             bank=entry.bank,
-            mask=torch.from_numpy(mask),
+            mask=Packed(packed, self.layout.num_blocks),  # type: ignore[arg-type]
             bits=entry.bits,
             own=own,
             private=private,
