@@ -24,7 +24,8 @@ class PruningSettings:
     """How post-pruning searches: γ = α·accuracy + β·spare rises, or the step is undone.
 
     "sparsity" takes the share of weights nobody owns as `spare`, as the paper does; "bytes" the
-    share of the dense size that codes and mask of the task leave over.
+    share of the dense size that codes and mask of the task leave over. Each step estimates its
+    normalisation statistics on `samples` training samples.
     """
 
     iterations: int = 50
@@ -32,12 +33,14 @@ class PruningSettings:
     alpha: float = 0.95
     beta: float = 0.05
     objective: Literal["sparsity", "bytes"] = "sparsity"
+    samples: int = 500
 
     def __post_init__(self) -> None:
-        if self.iterations < 0 or not 0 < self.step <= 1 or self.alpha < 0 or self.beta < 0:
+        fine = self.iterations >= 0 and 0 < self.step <= 1 and self.samples >= 2
+        if not fine or self.alpha < 0 or self.beta < 0:
             raise SettingError(
-                f"pruning settings {self} are not allowed; iterations >= 0, "
-                "0 < step <= 1, alpha >= 0 and beta >= 0 are needed."
+                f"pruning settings {self} are not allowed; iterations >= 0, 0 < step <= 1, "
+                "alpha >= 0, beta >= 0 and samples >= 2 are needed."
             )
 
 

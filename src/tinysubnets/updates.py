@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-
 EPSILON = 1e-8  # Adam's own
 
 

@@ -84,8 +84,11 @@ class Validator:
     def __init__(self, architecture: Architecture, train: Batches, valid: Batches) -> None:
         self.architecture, self.train, self.valid = architecture, train, valid
 
-    def __call__(self, tensors: Mapping[str, Tensor], *, calibrate: bool = True) -> Score:
+    def __call__(
+        self, tensors: Mapping[str, Tensor], *, calibrate: bool = True, samples: int | None = None
+    ) -> Score:
         """The validation score; statistics are estimated anew unless they are final already."""
         if calibrate:
-            tensors = calibrated(self.architecture, tensors, self.train)
+            limit = samples or CALIBRATION_SAMPLES
+            tensors = calibrated(self.architecture, tensors, self.train, limit)
         return score(self.architecture, tensors, self.valid)

@@ -72,9 +72,9 @@ class Compressor:
         """All tensors of the network with these shared weights and the trained private ones."""
         return {n: t.detach() for n, t in self.module.tensors(weights).items()}
 
-    def accuracy(self, weights: Tensor) -> float:
+    def accuracy(self, weights: Tensor, samples: int | None = None) -> float:
         """The validation accuracy with these shared weights."""
-        return self.lesson.training.validator(self.tensors(weights)).accuracy
+        return self.lesson.training.validator(self.tensors(weights), samples=samples).accuracy
 
     def choose_bits(self, mask: Tensor) -> tuple[int, tuple[Coded, ...]]:
         """The fixed bit-width, or the least that keeps accuracy within the tolerance."""
@@ -93,14 +93,17 @@ class Compressor:
         values = self.weights(self.mask, own)
         zero = torch.zeros((), device=values.device)
 
+        settings = self.lesson.learner.pruning
+
         def measure(mask: Tensor) -> float:
-            return self.accuracy(torch.where(self.layout.expand(mask), values, zero))
+            kept = torch.where(self.layout.expand(mask), values, zero)
+            return self.accuracy(kept, settings.samples)
 
         members = self.lesson.learner.store.members(self.lesson.decision.bank)
         references = tuple(s.mask.to(self.mask.device) for s in members)
         candidate = Candidate(self.mask, values, self.module.owned, bits, references)
         path = (self.settings.seed, "task", self.lesson.number)
-        return post_prune(candidate, self.layout, self.lesson.learner.pruning, measure, path)
+        return post_prune(candidate, self.layout, settings, measure, path)
 
     def subnet(self, mask: Tensor, bits: int, own: tuple[Coded, ...]) -> Subnet:
         """The task with this mask and these codes, its private tensors final."""
