@@ -51,7 +51,8 @@ def build(
         ],
         "capacity": {
             name: ledger.get(name) for name in ("file", "paper", "worked_example", "file_bytes")
-        },
+        }
+        | ({"wsn": learner.wsn_capacity()} if hasattr(learner, "wsn_capacity") else {}),
         "free_share": learner.store.free_share() if hasattr(learner, "store") else None,
         "ledger": ledger,
         "divergence": divergence(learner, [p.name for p in probes]),

@@ -57,7 +57,7 @@ class LwFModule(DenseModule):
 
     def remember_(self, before: Mapping[str, Tensor], columns: Sequence[tuple[int, int]]) -> None:
         """Keep the network as it was, for its answers under the given heads."""
-        self.past_names = list(before)
+        self.past_names = sorted(before)  # a restored learner may hold them in another order
         self.past = nn.ParameterList(
             [nn.Parameter(before[n].clone(), requires_grad=False) for n in self.past_names]
         )
