@@ -180,7 +180,7 @@ class DenseLearner(ABC):
         self.kept = {
             n[len(inside) :]: t.clone() for n, t in tensors.items() if n.startswith(inside)
         }
-        self.reports = {r["name"]: TaskReport(**r) for r in numbers["reports"]}
+        self.reports = {r["name"]: TaskReport(**r) for r in numbers.get("reports", ())}
         self.learned = {}
         for entry in numbers["tasks"]:
             scale = entry["normalisation"]
@@ -194,7 +194,9 @@ class DenseLearner(ABC):
 
     def save(self, folder: Any) -> None:
         """Write the network as plain safetensors, beside a config.json for people."""
-        self.file_bytes = save_dense(folder, *self.state())
+        tensors, numbers = self.state()
+        del numbers["reports"]  # they hold seconds: the same model must have the same bytes
+        self.file_bytes = save_dense(folder, tensors, numbers)
 
     def fresh(self, num_classes: int, number: int = 0) -> dict[str, Tensor]:
         """A whole network that has learned nothing, as task `number` would begin with."""
