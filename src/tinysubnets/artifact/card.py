@@ -40,18 +40,20 @@ def model_card(store: SubnetStore, ledger: Ledger) -> str:
         )
     lines += ["", "| part | bytes |", "|---|---|"]
     lines += [f"| {f.name} | {getattr(ledger.total, f.name) / 8:,.0f} |" for f in fields(Entry)]
-    lines += [
-        f"| file | {ledger.file_bytes:,} |",
-        "",
+    lines += [f"| file | {ledger.file_bytes:,} |", "", *_usage(store), ""]
+    return "\n".join(lines)
+
+
+def _usage(store: SubnetStore) -> list[str]:
+    """How the model is used, for the first of its tasks."""
+    return [
         "```python",
         "from tinysubnets import SubnetStore",
         "",
         'store = SubnetStore.load("path/to/this/folder")',
         f"labels = store.predict({next(iter(store.tasks), 'task')!r}, inputs)",
         "```",
-        "",
     ]
-    return "\n".join(lines)
 
 
 def _cell(text: str) -> str:
