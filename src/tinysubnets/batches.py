@@ -18,6 +18,9 @@ from tinysubnets.task import Normalisation, Split
 
 RESIDENT_BYTES = 4 << 30  # larger splits are streamed from where they are
 PREFETCH = 3
+# How many input values are measured together: activations of large images must fit in memory.
+MEASURED_VALUES = {"cpu": 1 << 22, "cuda": 1 << 25}
+LEAST_CHUNK = 16  # statistics of fewer samples are worth little
 
 
 class Batches:
@@ -35,6 +38,7 @@ class Batches:
         self.device = torch.device(device)
         self.affine = normalisation.tensors(self.device)
         self.labels = split.labels.to(self.device)
+        self.sample_values = split.inputs(slice(0, 1)).numel()
         self.resident: Tensor | None = None
         if split.size_bytes() <= resident_bytes:
             self.resident = split.inputs().to(self.device)
@@ -79,6 +83,8 @@ class Batches:
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches in the data's own order, of nearly equal sizes; at most `limit` samples."""
         count = len(self) if limit is None else min(limit, len(self))
+        values = MEASURED_VALUES.get(self.device.type, 1 << 22)
+        batch_size = min(batch_size, max(LEAST_CHUNK, values // self.sample_values))
         positions = torch.arange(count, device=self.device)
         if limit is not None and count < len(self):
             # Spread over the whole set, so that sorted data are not cut to their first classes.
