@@ -54,7 +54,7 @@ _INVERTED = 8
 # packed array per second, so there a gap codec has to save this share of the bytes to be worth it;
 # it does so only in arrays too short for the table of byte-Huffman.
 _DENSE = 8
-_WORTH = 0.99
+_WORTH = 0.985
 
 
 def encode_flips(flips: NDArray[np.bool_]) -> bytes:
