@@ -13,12 +13,12 @@ import tinysubnets
 ROOT = Path(tinysubnets.__file__).parent
 ORDER = """
     version errors arrays config task
-    kernels kmeans masks codebook seeds divergence augment
+    numerics kernels kmeans masks codebook seeds divergence augment
     coding words
     wrappable architecture layout subnet bank mask_references capacity store start
     networks
     artifact onnx_codes export
-    batches validation numerics updates capture dense_module task_module training stacked pruning
+    batches validation updates capture dense_module task_module training stacked pruning
     learners
     data scenarios metrics fixed_point operations
     run_folder recipe plan checkpoint results experiment runs report paper display tracking compare

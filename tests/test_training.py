@@ -286,3 +286,26 @@ def test_diverged_training_says_what_to_do_and_leaves_the_learner_alone(bits: in
         while not running.finished:
             running.epoch()
     assert running.learner.store.tasks == ()
+
+
+def test_measuring_is_exact_whatever_training_is() -> None:
+    seen = []
+
+    class Watching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(6, 5)
+            self.fc = nn.Linear(5, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            flags = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+            seen.append((self.training, any(flags), torch.backends.cudnn.benchmark))
+            return self.fc(self.body(inputs).relu())
+
+    running = lesson(Watching(), epochs=1, precision="tf32")
+    seen.clear()
+    running.epoch()
+    running.finish()
+    running.learner.logits("a", torch.zeros(2, 6))
+    assert {tuple(how) for training, *how in seen if training} == {(True, True)}
+    assert {tuple(how) for training, *how in seen if not training} == {(False, False)}

@@ -20,6 +20,7 @@ from tinysubnets.capacity import Ledger
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.layout import Layout
 from tinysubnets.mask_references import MAX_SCORE_REFERENCES, Place, code_mask
+from tinysubnets.numerics import arithmetic
 from tinysubnets.subnet import FREE_SCORES, SCORES, CodedMask, Subnet
 from tinysubnets.task import Normalisation
 
@@ -114,6 +115,7 @@ class SubnetStore:
             self._used = (task, {n: t.to(self.device) for n, t in tensors.items()})
         return self._used[1]
 
+    @arithmetic("float32", deterministic=True)
     @torch.no_grad()
     def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
         """The task's class scores for raw inputs, one row per sample, on the CPU."""

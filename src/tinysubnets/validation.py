@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tinysubnets.architecture import Architecture
 from tinysubnets.batches import Batches
+from tinysubnets.numerics import arithmetic
 
 CALIBRATION_SAMPLES = 2000
 CHUNK = 2000
@@ -24,6 +25,7 @@ class Score:
     loss: float
 
 
+@arithmetic("float32", deterministic=True)
 def score(
     architecture: Architecture, tensors: Mapping[str, Tensor], batches: Batches, chunk: int = CHUNK
 ) -> Score:
@@ -38,6 +40,7 @@ def score(
     return Score(float(correct) / len(batches), float(loss) / len(batches))
 
 
+@arithmetic("float32", deterministic=True)
 @torch.no_grad()
 def calibrated(
     architecture: Architecture,
