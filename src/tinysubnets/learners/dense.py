@@ -227,6 +227,11 @@ class DenseLearner(ABC):
         columns.append((first, first + task.num_classes))
         return Outputs(columns, by_task=self.settings.setting == "task")
 
+    def num_old(self, outputs: Outputs) -> int:
+        """How many output columns earlier tasks have already; all where classes are the same."""
+        same = self.settings.setting == "domain" and bool(self.learned)
+        return outputs.num if same else outputs.columns[-1][0]
+
     def relabelled(self, task: Task, first: int) -> Task:
         """The task with output columns as labels and the normalisation that this learner uses."""
 
@@ -246,9 +251,8 @@ class DenseLearner(ABC):
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:
         """What is trained on a task; heads of earlier tasks rest where nothing of them is seen."""
-        same = self.settings.setting == "domain" and bool(self.learned)
-        num_old = outputs.num if same else outputs.columns[-1][0]
         train_old = self.trains_old_heads or self.settings.setting != "task"
+        num_old = self.num_old(outputs)
         start = self.start(task)
         return DenseModule(self.architecture, start, outputs, num_old=num_old, train_old=train_old)
 

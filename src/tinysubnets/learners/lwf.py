@@ -90,7 +90,7 @@ class LwF(DenseLearner):
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:
         is_domain = self.settings.setting == "domain"
-        num_old = outputs.num if is_domain and self.learned else outputs.columns[-1][0]
+        num_old = self.num_old(outputs)
         module = LwFModule(self.architecture, self.start(task), outputs, num_old=num_old)
         module.strength = self.settings.strength
         module.temperature = self.settings.temperature

@@ -68,12 +68,11 @@ def protected_module(
 ) -> ProtectedModule:
     """The module of a learner's next task, held to where the network stands now."""
     is_domain = learner.settings.setting == "domain"
-    num_old = outputs.num if is_domain and learner.learned else outputs.columns[-1][0]
     return kind(
         learner.architecture,
         learner.start(task),
         outputs,
-        num_old=num_old,
+        num_old=learner.num_old(outputs),
         same_classes=is_domain,
         strength=learner.settings.strength,
     )
