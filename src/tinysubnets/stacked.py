@@ -53,6 +53,7 @@ class StackedModule(TaskModule):
         for i in range(len(self.constant_names)):
             self.register_buffer(f"constant_{i}", getattr(first, f"constant_{i}"))
         self.is_fresh = first.is_fresh
+        self.has_owned = any(m.has_owned for m in modules)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Class scores [runs, batch, classes] of normalised inputs [runs, batch, …]."""

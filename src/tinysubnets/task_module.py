@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -132,6 +133,12 @@ class TaskModule(nn.Module):
             (i, j, k) for (i, j), k in zip(layout.block_segments, compression.keep, strict=True)
         ]
         self.is_fresh = True
+        self.has_owned = bool(bank.owned.any())
+
+    @cached_property
+    def is_free(self) -> Tensor:
+        """1 where nobody owns a weight, else 0."""
+        return (~self.owned_weights).float()
 
     @torch.compiler.disable  # a search of its own; a compiler would only unroll it
     @torch.no_grad()
@@ -187,11 +194,18 @@ class TaskModule(nn.Module):
                 self.free, self.scores, mask, self.owned_weights, self.bank_values, lookup,
                 self.code_segments,
             )  # fmt: skip
-        with torch.no_grad():
-            values = torch.where(self.owned_weights, self.bank_values, self.quantized())
         return EffectiveWeights.apply(
-            self.free, self.scores, self.layout, mask, self.owned_weights, values
+            self.free, self.scores, self.layout, mask, self.owned_weights, self.values()
         )
+
+    @torch.no_grad()
+    def values(self) -> Tensor:
+        """Every weight's value before the mask: the bank's where owned, else the quantized one."""
+        near = self.quantized()
+        if near.device.type != "cpu" or torch.compiler.is_compiling():
+            return torch.where(self.owned_weights, self.bank_values, near)
+        # Values that nobody owns are 0 in a bank: a sum says the same, three times as fast.
+        return torch.addcmul(self.bank_values, near, self.is_free) if self.has_owned else near
 
     def tensors(self, weights: Tensor) -> dict[str, Tensor]:
         """All tensors of the network with the given flat shared weights."""

@@ -39,21 +39,19 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer; mask scores have a rate of their own and are never decayed."""
     factor = 1.0 if settings.score_rate is None else settings.score_rate / settings.learning_rate
-    table = [
-        {
-            "params": p,
-            "factor": factor if n == "scores" else 1.0,
-            "lr": settings.learning_rate,
-            "weight_decay": 0.0 if n == "scores" else settings.weight_decay,
-            "eps": settings.score_epsilon if n == "scores" else EPSILON,
-        }
-        for n, p in groups.items()
-        if p
-    ]
+    table: dict[tuple[float, ...], dict[str, Any]] = {}
+    for name, parameters in groups.items():
+        options = {"factor": 1.0, "weight_decay": settings.weight_decay, "eps": EPSILON}
+        if name == "scores":
+            options = {"factor": factor, "weight_decay": 0.0, "eps": settings.score_epsilon}
+        # Groups with the same options are updated together: every group costs launches.
+        row = table.setdefault(tuple(options.values()), options | {"params": []})
+        row["params"].extend(parameters)
+    rows = [r for r in table.values() if r["params"]]
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(table, settings.learning_rate, settings.momentum, fused=True)
+        return torch.optim.SGD(rows, settings.learning_rate, settings.momentum, fused=True)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(table, settings.learning_rate, fused=True, capturable=device.type == "cuda")
+    return kind(rows, settings.learning_rate, fused=True, capturable=device.type == "cuda")
 
 
 def compiled_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
