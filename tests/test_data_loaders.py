@@ -170,6 +170,14 @@ def test_fit_frames_and_repeats() -> None:
     assert out.sum(dtype=int) == 3 * grey.sum(dtype=int)
     colour = pixels(2, (3, 32, 32))
     assert fit(colour, 3, 32) is colour
-    for channels, size in ((1, 32), (3, 16)):
+    for images, channels, size in ((colour, 3, 16), (colour[:, :2], 1, 32), (colour / 2, 1, 32)):
         with pytest.raises(DataError, match="do not fit"):
-            fit(colour, channels, size)
+            fit(images, channels, size)
+
+
+def test_fit_makes_colours_grey_as_decoding_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr("tinysubnets.data.loaders._GREY_BATCH", 2)
+    colour = pixels(5, (3, 8, 6))
+    expected = [np.asarray(image.fromarray(c.transpose(1, 2, 0)).convert("L")) for c in colour]
+    assert np.array_equal(fit(colour, 1, 8)[:, 0, :, 1:7], np.stack(expected))

@@ -43,7 +43,7 @@ def decode_image(encoded: bytes, form: Form) -> np.ndarray:
             pixels = np.asarray(image)
     # Pillow's decoders raise OSError, ValueError, SyntaxError, struct.error and more on bad bytes.
     except Exception as error:
-        raise DataError(f"cannot decode the image ({type(error).__name__}: {error})") from error
+        raise _undecodable(error) from error
     height, width = pixels.shape[:2]
     if (height, width) != (form.height, form.width):
         raise DataError(
@@ -62,7 +62,13 @@ def sniff(encoded: bytes) -> Form:
             mode = "L" if image.mode in ("1", "L", "LA", "I", "I;16") else "RGB"
             return Form(mode, image.height, image.width)
     except Exception as error:
-        raise DataError(f"cannot decode the image ({type(error).__name__}: {error})") from error
+        raise _undecodable(error) from error
+
+
+def _undecodable(error: Exception) -> DataError:
+    if type(error).__name__ == "UnidentifiedImageError":  # its text is an address in memory
+        return DataError("cannot decode the image (not a format that Pillow knows)")
+    return DataError(f"cannot decode the image ({type(error).__name__}: {error})")
 
 
 def _resized(image, form: Form):  # type: ignore[no-untyped-def]  # Pillow comes with an extra
