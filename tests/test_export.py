@@ -99,7 +99,7 @@ def test_the_graph_takes_raw_inputs_and_says_what_it_is(tmp_path: Path) -> None:
     (entry,) = model.graph.input
     assert entry.type.tensor_type.elem_type == onnx.TensorProto.UINT8
     dims = entry.type.tensor_type.shape.dim
-    assert dims[0].dim_param and [d.dim_value for d in dims[1:]] == [1, 8, 8]
+    assert dims[0].dim_param == "batch" and [d.dim_value for d in dims[1:]] == [1, 8, 8]
     properties = {p.key: p.value for p in model.metadata_props}
     assert json.loads(properties["classes"]) == ["e", "f", "g", "h"]
     assert properties["task"] == "a"
@@ -173,6 +173,14 @@ def test_a_model_without_a_record_of_its_inputs_needs_an_example(tmp_path: Path)
         export.to_torch(store, "task 9", tmp_path / "a.pt2")
     with pytest.raises(ArchitectureError, match=r"torch\.export cannot take"):
         export.to_torch(store, "task 1", tmp_path / "a.pt2", example=torch.zeros(2, 99))
+
+
+def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    store = one_task(3)
+    for path in (tmp_path, tmp_path / "none" / "a.onnx"):
+        for write in (export.to_onnx, export.to_torch):
+            with pytest.raises(SettingError, match="cannot write"):
+                write(store, "a", path)
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -53,13 +53,13 @@ def to_onnx(
     """
     onnx = _needed("onnx")
     _needed("onnxscript")
+    target = _target(path)
     # Optimising folds norms into weights: good for int8, but it would destroy the codes.
     plain = _plain_onnx(store, task, _example(store, task, example), optimize=int8 is not None)
     plain.metadata_props.add(key="task", value=task)
     classes = json.dumps(list(store.subnet(task).classes))
     plain.metadata_props.add(key="classes", value=classes)
     plain_bytes = len(plain.SerializeToString())
-    target = Path(path)
     if int8 is not None:
         _quantize(plain, target, int8)
     else:
@@ -71,8 +71,8 @@ def to_torch(
     store: SubnetStore, task: str, path: str | os.PathLike[str], *, example: Any = None
 ) -> Exported:
     """Write one task as a `torch.export` program for any batch size."""
+    target = _target(path)
     program = _program(store, task, _example(store, task, example))
-    target = Path(path)
     with _quiet():
         torch.export.save(program, target)
     size = target.stat().st_size
@@ -100,6 +100,14 @@ def onnx_accuracy(path: str | os.PathLike[str], inputs: Any, labels: Any) -> flo
     return float((classes[onnx_logits(path, inputs).argmax(1)] == np.asarray(labels)).mean())
 
 
+def _target(path: str | os.PathLike[str]) -> Path:
+    """The file to write; what cannot be written is refused before the network is traced."""
+    target = Path(path)
+    if target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise SettingError(f"cannot write {target}: give a file in a folder that can be written.")
+    return target
+
+
 def _plain_onnx(store: SubnetStore, task: str, example: Tensor, *, optimize: bool) -> Any:
     """The exported graph with float32 weights."""
     program = _program(store, task, example)
@@ -121,6 +129,8 @@ def _plain_onnx(store: SubnetStore, task: str, example: Tensor, *, optimize: boo
         del part.metadata_props[:]
         part.doc_string = ""
     del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return model
 
 
