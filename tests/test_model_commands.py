@@ -159,12 +159,14 @@ def test_predict_explains_what_it_cannot_take(
     (tmp_path / "no.npz").write_bytes(b"no archive")
     assert "the task takes (1, 8, 8)" in refused("--task", "left", str(tmp_path / "wide.npz"))
     assert "Name it 'inputs'" in refused("--task", "left", str(tmp_path / "two.npz"))
-    assert "cannot decode" in refused("--task", "left", str(tmp_path / "no.png"))
+    message = refused("--task", "left", str(tmp_path / "no.png"))
+    assert "cannot decode" in message and "BytesIO" not in message
     assert "cannot be read as .npz" in refused("--task", "left", str(tmp_path / "no.npz"))
     assert "No such file" in refused("--task", "left", str(tmp_path / "none.png"))
     assert "unknown task 'right'" in refused("--task", "right", str(tmp_path / "no.png"))
     models.store("own").save(tmp_path / "own")
-    assert "give it again" in refused("--task", "task 1", "x.npz", where=tmp_path / "own")
+    message = refused("--task", "task 1", "x.npz", where=tmp_path / "own")
+    assert "give it again" in message and "--net" in message
     models.store(tasks=3).save(tmp_path / "floats")
     message = refused("--task", "task 1", str(tmp_path / "no.png"), where=tmp_path / "floats")
     assert "which images cannot become" in message
@@ -195,10 +197,11 @@ def test_learn_adds_a_task_from_a_folder_of_images(
     assert after.subnet("again").classes == ("bright", "dark")
     grown = (model / artifact.FILE_NAME).stat().st_size - size
     assert f"(+{grown:,})" in text and "validation accuracy" in text and "epoch 1/1" in text
-    assert main(command) == 2
+    assert "54 training and 6 validation samples of 1x8x8, 2 classes" in text
+    assert main([*command[:5], "nowhere"]) == 2  # the name is looked at before the data
     assert "has been learned already" in capsys.readouterr().err
     assert main([*command[:3], "third", *command[4:], "--set", "training.wisdom=1"]) == 2
-    assert "wisdom" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("tsn: unknown setting 'training.wisdom'")
 
 
 def test_learn_takes_arrays_too(model: Path, tmp_path: Path) -> None:
@@ -223,6 +226,7 @@ def test_export_writes_onnx_and_torch_programs(
     assert main([*command, str(tmp_path / "a.onnx"), "--int8", "--data", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "a.onnx" in text and "% exported" in text
+    assert "takes uint8 inputs of shape ('batch', 1, 8, 8), raw" in text
     assert main([*command, str(tmp_path / "a.pt2")]) == 0
     assert (tmp_path / "a.pt2").stat().st_size > 0
     assert main([*command, str(tmp_path / "a.tflite")]) == 2

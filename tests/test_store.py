@@ -13,6 +13,7 @@ from nets import NETWORKS, data, learner, task
 from tinysubnets.architecture import Architecture
 from tinysubnets.errors import TaskError
 from tinysubnets.layout import Layout
+from tinysubnets.learners.tsn import TinySubNets
 from tinysubnets.mask_references import (
     MAX_MAGNITUDE,
     MAX_SCORE_REFERENCES,
@@ -159,3 +160,32 @@ def test_what_a_task_s_inputs_look_like_is_recorded(tmp_path: Path) -> None:
     for store in (learn.store, again):
         sample = store.subnet("a").sample
         assert sample is not None and (sample.dtype, sample.shape) == (torch.float32, (6,))
+
+
+def test_inputs_that_broadcasting_would_take_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.random((40, 3, 8, 8), dtype=np.float32)
+    labels = np.array(["a", "b"] * 20)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, stride=3), torch.nn.Flatten())
+    net.add_module("fc", torch.nn.Linear(16, 2))
+    made = TinySubNets(Architecture(net), training={"epochs": 1}, pruning={"iterations": 1})
+    made.learn(Task.from_arrays("one", images, labels))
+    assert len(made.predict("one", images[:2])) == 2
+    for wrong in (images[:, :1], images[0], images[0, 0]):
+        with pytest.raises(TaskError, match="3 channels"):
+            made.logits("one", wrong)
+    with pytest.raises(TaskError, match="arrays or tensors of numbers"):
+        made.predict("one", "photo.png")
+    images[3, 0, 0, 0] = np.nan
+    assert made.logits("one", images).isnan().any()
+    with pytest.raises(TaskError, match=r"1 samples are NaN \(first: sample 3\)"):
+        made.predict("one", images)
+
+
+def test_things_are_shown_in_one_line() -> None:
+    made = learner(NETWORKS["mlp"][0]())
+    made.learn(task("one"))
+    shown = [made, made.store, made.store.subnet("one"), task("two")]
+    for each in shown:
+        assert "one" in repr(each) or "two" in repr(each)
+        assert "\n" not in repr(each) and len(repr(each)) < 400 and "tensor(" not in repr(each)

@@ -416,3 +416,8 @@ def test_inputs_that_do_not_fit_are_named_in_prediction() -> None:
     teacher.learn(task())
     with pytest.raises(TaskError, match=r"cannot take torch\.float32 inputs of shape \(2, 5\)"):
         teacher.predict("a", torch.zeros(2, 5))
+
+
+def test_a_bare_network_is_refused_with_the_cure() -> None:
+    with pytest.raises(ArchitectureError, match=r"not Sequential; wrap the network: Architecture"):
+        TinySubNets(mlp())  # type: ignore[arg-type]

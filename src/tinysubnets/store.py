@@ -52,6 +52,12 @@ class SubnetStore:
         self.is_partial = False
         self._used: tuple[str, dict[str, Tensor]] | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"SubnetStore({', '.join(map(repr, self.tasks)) or 'no tasks'}; "
+            f"{self.layout.num_weights:,} shared weights, {len(self.banks)} banks)"
+        )
+
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the learned tasks, in the order of learning."""
@@ -119,8 +125,12 @@ class SubnetStore:
     @torch.no_grad()
     def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
         """The task's class scores for raw inputs, one row per sample, on the CPU."""
-        raw = as_tensor(inputs)
         tensors, normalise = self.tensors(task), self.subnet(task).normalisation
+        try:
+            raw = as_tensor(inputs)
+        except TypeError as error:
+            raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
+        normalise.check(task, raw)
         try:
             parts = [
                 self.architecture(tensors, normalise(part.to(self.device))).cpu()
@@ -136,7 +146,13 @@ class SubnetStore:
     def predict(self, task: str, inputs: Any) -> np.ndarray:
         """The user's own labels for raw inputs."""
         classes = np.array(self.subnet(task).classes)
-        return classes[self.logits(task, inputs).argmax(1).numpy()]
+        logits = self.logits(task, inputs)
+        if bad := torch.isnan(logits).any(1).nonzero().flatten().tolist():
+            raise TaskError(
+                f"task {task!r}: the class scores of {len(bad)} samples are NaN (first: sample "
+                f"{bad[0]}); look for NaN or infinite values in the inputs."
+            )
+        return classes[logits.argmax(1).numpy()]
 
     def module(self, task: str) -> nn.Module:
         """A plain module for one task: raw inputs in, class scores out, nothing of this package.

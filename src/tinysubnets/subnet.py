@@ -157,6 +157,13 @@ class Subnet:
     coded_mask: CodedMask | None = None
     sample: Sample | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"Subnet({self.name!r}, {len(self.classes)} classes, bank {self.bank}, "
+            f"{self.bits} bits, {self.num_new:,} new weights, "
+            f"valid_accuracy={self.valid_accuracy:.4f})"
+        )
+
     @property
     def packed_mask(self) -> np.ndarray:
         """The mask at one bit per block, the first in the lowest bit of the first byte."""

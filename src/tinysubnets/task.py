@@ -63,6 +63,16 @@ class Normalisation:
         factor = 1.0 / torch.tensor(self.std, dtype=torch.float32, device=device)
         return mean.reshape(shape), factor.reshape(shape)
 
+    def check(self, name: str, inputs: Tensor) -> None:
+        """Refuse a batch with another number of channels, which broadcasting would let pass."""
+        channels = len(self.mean)
+        given = inputs.shape[-1 - self.trailing] if inputs.ndim > self.trailing + 1 else None
+        if channels > 1 and given != channels:
+            raise TaskError(
+                f"the network of task {name!r} cannot take {inputs.dtype} inputs of shape "
+                f"{tuple(inputs.shape)}: give batches with {channels} channels or features."
+            )
+
     def __call__(self, inputs: Tensor) -> Tensor:
         """What the network sees: float32 images and vectors, int64 tokens."""
         return self.apply(inputs, *self.tensors(inputs.device))
@@ -85,6 +95,10 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        sample = self.inputs(slice(0, 1))
+        return f"Split({len(self):,} samples of {sample.dtype} {tuple(sample.shape[1:])})"
 
     def inputs(self, where: Tensor | slice = slice(None)) -> Tensor:
         """The raw inputs at some positions of this split, as a CPU tensor."""
@@ -114,7 +128,7 @@ class Task:
     train: Split
     valid: Split
     test: Split | None = None
-    normalisation: Normalisation = field(default_factory=Normalisation)
+    normalisation: Normalisation = field(default_factory=Normalisation, repr=False)
     class_weights: tuple[float, ...] | None = None
 
     @property

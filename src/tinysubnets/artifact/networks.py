@@ -102,7 +102,8 @@ def _rebuilt(manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
     record = manifest.rebuild
     if record is None or not isinstance(record.get("network"), str) or ":" in record["network"]:
         raise MismatchError(
-            "this model was made with a network of your own; give it again: load(…, net=…)."
+            "this model was made with a network of your own; give it again: load(…, net=…), or "
+            "--net MODULE:FUNCTION on the command line."
         )
     settings = record.get("settings", {})
     if not isinstance(settings, dict):

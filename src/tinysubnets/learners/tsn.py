@@ -28,6 +28,7 @@ from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
 from tinysubnets.capacity import Ledger
 from tinysubnets.errors import (
+    ArchitectureError,
     CapacityWarning,
     FormatError,
     MismatchError,
@@ -76,6 +77,11 @@ class TinySubNets:
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
+        if not isinstance(architecture, Architecture):
+            raise ArchitectureError(
+                f"an Architecture is needed, not {type(architecture).__name__}; wrap the network: "
+                'Architecture(net, head="the name of its last layer").'
+            )
         self.settings = config.build(TSNSettings, settings)
         self.training = config.build(TrainingSettings, training, "training")
         self.pruning = config.build(PruningSettings, pruning, "pruning")
@@ -106,6 +112,7 @@ class TinySubNets:
         store = SubnetStore.load(folder, net, device=pick_device(device))
         if "tsn" not in store.settings:
             raise MismatchError("this model was not made by TinySubNets; it can only be used.")
+        changes = list(changes)
         recorded = config.override(store.settings, changes)
         try:
             return cls(
@@ -117,7 +124,12 @@ class TinySubNets:
                 **recorded["tsn"],
             )
         except (SettingError, TypeError) as error:
+            if changes and isinstance(error, SettingError):
+                raise  # it names the setting, and most likely the change is what is wrong
             raise FormatError(f"the recorded settings are not of this version: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"TinySubNets({self.store!r})"
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -136,12 +148,16 @@ class TinySubNets:
         """Check a task, choose its bank, and set up its training; nothing is learned yet."""
         if not isinstance(task, Task):
             raise TaskError(f"a Task is needed, not {type(task).__name__}; see Task.from_arrays.")
-        if task.name in self.store.subnets:
+        self.check_name(task.name)
+        return self._lesson(task)
+
+    def check_name(self, name: str) -> None:
+        """Refuse the name of a task that has been learned."""
+        if name in self.store.subnets:
             raise TaskError(
-                f"a task named {task.name!r} has been learned already; "
+                f"a task named {name!r} has been learned already; "
                 "learned tasks never change, so choose another name."
             )
-        return self._lesson(task)
 
     def learn(self, task: Task) -> Subnet:
         """Learn a task to its end and keep it for ever."""

@@ -170,10 +170,15 @@ def _learn(options: argparse.Namespace) -> int:
     )
     from tinysubnets.data.user_files import read_task
 
+    learner.check_name(options.task)  # before its data are decoded
     before = _file_bytes(options.model)
     samples = [s.sample for s in learner.store.subnets.values()]
     task = read_task(options.task, options.data, samples, learner.settings.seed)
-    print(f"{task.name}: {len(task.train)} training and {len(task.valid)} validation samples")
+    shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
+    print(
+        f"{task.name}: {len(task.train)} training and {len(task.valid)} validation samples of "
+        f"{shape}, {task.num_classes} classes"
+    )
     _train(learner, task)
     path = learner.save(_folder(options.model))
     report, after = learner.reports[task.name], path.stat().st_size
@@ -239,6 +244,9 @@ def _export(options: argparse.Namespace) -> int:
         int8=data[0][:CALIBRATION] if options.int8 and data is not None else None,
     )
     print(f"{done.path}: {done.file_bytes:,} bytes (float32 weights: {done.plain_bytes:,})")
+    if (sample := store.subnet(options.task).sample) is not None:
+        kind = str(sample.dtype).removeprefix("torch.")
+        print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
     if data is not None:
         exported = export.onnx_accuracy(done.path, *data)
         live = float((store.predict(options.task, data[0]) == data[1]).mean())
