@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from run_helpers import numbers, small_options, tsn
-from tinysubnets import compare, learners, recipe, run_commands, scenarios
+from tinysubnets import compare, compare_commands, learners, recipe, run_commands, scenarios
 from tinysubnets.cli import main
 
 HEAVY = "{'torch', 'sklearn', 'pyarrow', 'PIL', 'matplotlib', 'jinja2', 'huggingface_hub', 'rich'}"
@@ -62,6 +62,7 @@ def test_list_shows_data_that_are_there(capsys: pytest.CaptureFixture, tmp_path:
         (["resume", "nowhere"], "not a folder"),
         (["compare", "split-digits", "--methods", "tsn,nonsense", "--out", "x"], "unknown method"),
         (["compare", "split-digits", "--methods", "tsn,tsn", "--out", "x"], "each method once"),
+        ("compare split-digits --methods tsn --out x --jobs -1".split(), "--jobs -1"),
     ],
 )
 def test_errors_are_one_message_and_status_2(
@@ -129,46 +130,89 @@ def test_tensorboard_is_asked_for_by_name(
     out = tmp_path / "run"
     assert main(["run", "--out", str(out), "--tensorboard", *small_options()]) == 2
     assert "tinysubnets[tensorboard]" in capsys.readouterr().err
+    assert not out.exists()
 
 
-def test_tensorboard_is_told_every_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple] = []
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard itself reads from event files: steps and values by name."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path / "run" / "tensorboard")
+    events = EventAccumulator(str(folder)).Reload()
+    return {
+        name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }
 
-        def add_scalar(self, *values: object) -> None:
-            told.append(values)
 
-        def close(self) -> None:
-            told.append(("closed",))
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    monkeypatch.setattr(module, "SummaryWriter", Writer, raising=False)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+def test_tensorboard_reads_every_epoch(tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert main(["run", "--out", str(out), "--tensorboard", "--no-report", *small_options()]) == 0
-    losses = [v for v in told if v[0] == "permutation-1/loss"]
-    assert [v[2] for v in losses] == [1, 2, 3]
-    assert ("metrics/backward_transfer", 0.0) in told
-    assert told[-1] == ("closed",)
+    found, result = scalars(out / "tensorboard"), json.loads((out / "result.json").read_text())
+    tracked = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for index in range(3):
+        task = f"permutation-{index}"
+        for name in ("loss", "valid_loss", "valid_accuracy", "learning_rate"):
+            values = [(e["epoch"], e[name]) for e in tracked if e["task"] == task]
+            assert np.allclose(found[f"{task}/{name}"], values)
+    first = [(after, result["accuracy_matrix"][after][0]) for after in range(3)]
+    assert np.allclose(found["accuracy/task_0"], first)
+    assert found["metrics/backward_transfer"] == [(0, 0.0)]
 
 
-def test_tensorboard_files(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
+def test_a_stopped_run_has_its_epochs_in_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinysubnets.experiment import Experiment
+
+    def failing(self: Experiment) -> None:
+        raise RuntimeError("something unforeseen")
+
+    monkeypatch.setattr(Experiment, "_finish", failing)
     out = tmp_path / "run"
-    assert main(["run", "--out", str(out), "--tensorboard", "--no-report", *small_options()]) == 0
-    assert list((out / "tensorboard").glob("events.*"))
+    with pytest.raises(RuntimeError, match="unforeseen"):
+        main(["run", "--out", str(out), "--tensorboard", "--no-report", *small_options()])
+    assert len(scalars(out / "tensorboard")["permutation-2/loss"]) == 3
+
+
+def test_resume_after_the_result_tidies_up_and_writes_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    assert main(["run", "--out", str(out), "--device", "cpu", "--no-report", *small_options()]) == 0
+    before = (out / "result.json").read_bytes()
+    (out / "checkpoint").mkdir()  # as a process leaves it that dies right after its result
+    assert main(["resume", str(out)]) == 0
+    assert "nothing to resume" in capsys.readouterr().out
+    assert not (out / "checkpoint").exists()
+    assert (out / "report.html").exists()
+    assert (out / "result.json").read_bytes() == before
+
+
+def test_out_of_memory_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinysubnets.experiment import Experiment
+
+    def full(self: Experiment, *_: object) -> None:
+        raise MemoryError
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "_finish", full)
+        assert main(["run", "--out", str(out), "--no-report", *small_options()]) == 2
+    said = capsys.readouterr().err
+    assert "out of memory" in said and f"tsn resume {out}" in said
+    assert main(["resume", str(out), "--no-report"]) == 0
 
 
 @pytest.mark.slow
-def test_compare_runs_all_reports_failures_and_does_not_repeat(tmp_path: Path) -> None:
+def test_compare_runs_all_reports_failures_and_does_not_repeat(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     out = tmp_path / "all"
     broken = out / "tsn" / "seed-1"
     broken.mkdir(parents=True)
     (broken / "config.toml").write_text("[run]\nformat = 99\n")
-    common = ["--device", "cpu", "--no-report", *small_options()]
+    common = ["--device", "cpu", *small_options()]
     options = ["compare", "permuted-digits", "--out", str(out), "--seeds", "2", *common]
     options += ["--methods", "tsn,naive", "--jobs", "2"]
     done = tsn(*options)
@@ -181,12 +225,20 @@ def test_compare_runs_all_reports_failures_and_does_not_repeat(tmp_path: Path) -
     before = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     assert len(before) == 3
     (broken / "config.toml").unlink()
+    (out / "naive/seed-0/checkpoint").mkdir()  # left by a process that died after its result
     done = tsn(*options)
     assert done.returncode == 0, done.stderr
+    assert not (out / "naive/seed-0/checkpoint").exists()
+    assert f"report: {out / 'report.html'}" in done.stdout
+    assert "Accuracy against bytes" in (out / "report.html").read_text(encoding="utf-8")
+    for suffix in ("svg", "png"):
+        assert (out / "pictures" / f"accuracy-against-bytes.{suffix}").stat().st_size > 1000
+    assert main([*options, "--set", "training.epochs=9"]) == 2
+    assert "training.epochs is 3 there and 9 here" in capsys.readouterr().err
     assert all(p.stat().st_mtime_ns == when for p, when in before.items())
     assert (broken / "result.json").exists()
     alone = tmp_path / "alone"
-    tsn("run", "--out", str(alone), "--seed", "1", "--threads", "1", *common)
+    tsn("run", "--out", str(alone), "--seed", "1", "--threads", "1", "--no-report", *common)
     assert numbers(alone) == numbers(broken)
 
 
@@ -230,10 +282,12 @@ def test_compare_passes_its_options_on() -> None:
     import argparse
 
     parser = argparse.ArgumentParser()
-    run_commands.add_parsers(parser.add_subparsers())
+    commands = parser.add_subparsers()
+    run_commands.add_parsers(commands)
+    compare_commands.add_parsers(commands)
     given = "compare split-digits --methods tsn --out o --data d --set training.epochs=5"
     options = parser.parse_args([*given.split(), "--tensorboard"])
-    made = run_commands._run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"), 1)
+    made = compare_commands._run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"), 1)
     again = parser.parse_args(list(made))
     assert (again.recipe, again.method, again.seed) == ("split-digits", "tsn", 3)
     assert (again.data, again.out, again.assignments) == (

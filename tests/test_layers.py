@@ -22,7 +22,7 @@ ORDER = """
     learners
     data scenarios metrics fixed_point operations
     run_folder recipe plan checkpoint results experiment runs report paper display tracking compare
-    run_commands model_commands report_commands cli __main__
+    run_commands compare_commands model_commands report_commands cli __main__
 """.split()  # packages count as one module; inside them anything goes
 PLACE = {name: place for place, name in enumerate(ORDER)}
 

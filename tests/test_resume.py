@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -233,6 +235,26 @@ def test_run_of_another_version_is_refused_unchanged(tmp_path: Path) -> None:
     state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 2}))
     with pytest.raises(RunError, match="format 2"):
         checkpoint.Checkpoints(path).load()
+
+
+def test_checkpoints_keep_their_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, saved = [0.0], []
+    honest = Experiment.save_
+
+    def noted(self: Experiment) -> None:
+        saved.append(now[0])
+        honest(self)
+
+    monkeypatch.setattr(Experiment, "save_", noted)
+    monkeypatch.setattr("tinysubnets.experiment.time.monotonic", lambda: now[0])
+    with RunFolder(tmp_path) as folder:
+        experiment = Experiment.begin(replace(plan(), checkpoint_seconds=30.0), folder)
+        for _ in experiment.steps():
+            now[0] += 7.0
+    assert len(saved) >= 2
+    assert all(later - earlier >= 30 for earlier, later in pairwise([0.0, *saved]))
+    # A step that begins a task saves nothing, so two may pass.
+    assert all(later - earlier < 30 + 2 * 7 for earlier, later in pairwise([0.0, *saved]))
 
 
 def test_old_checkpoints_are_removed(tmp_path: Path) -> None:

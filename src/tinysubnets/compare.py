@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from tinysubnets.errors import RunError
-from tinysubnets.runs import Spread, find_runs, grouped
+from tinysubnets.errors import RunError, TinySubNetsError
+from tinysubnets.recipe import Recipe, complete
+from tinysubnets.run_folder import RunFolder, explained
+from tinysubnets.runs import Spread, find_runs, flat, grouped
 
 POLL_SECONDS = 0.2
 _COLUMNS = {
@@ -43,13 +45,22 @@ class Job:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has its result."""
-        return (self.folder / "result.json").exists()
+        """Whether the run has its result, and nothing is left to tidy up."""
+        return (self.folder / "result.json").exists() and not (self.folder / "checkpoint").exists()
 
     def start(self) -> None:
         """Begin the run, or go on with it; what it prints goes to `output.txt`."""
-        resumes = (self.folder / "config.toml").exists()
-        arguments = ("resume", str(self.folder), "--no-report") if resumes else self.arguments
+        try:
+            with explained(self.folder):
+                self._start()
+        except (RunError, OSError) as error:
+            self.state, self.detail = "failed", str(error)
+
+    def _start(self) -> None:
+        arguments = self.arguments
+        if (self.folder / "config.toml").exists():
+            more = [o for o in ("--tensorboard",) if o in self.arguments]
+            arguments = ("resume", str(self.folder), "--no-report", *more)
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "output.txt", "ab") as output:
             # A session of its own: Ctrl-C reaches the parent alone, which passes it on once.
@@ -117,6 +128,23 @@ class Comparison:
 
     def _running(self) -> list[Job]:
         return [job for job in self.jobs if job.state == "running"]
+
+
+def check_settings(folder: Path, chosen: Recipe) -> None:
+    """Refuse to take a run of other settings for one of this comparison."""
+    try:
+        kept = RunFolder(folder).config()
+        there = complete(kept["run"]["recipe"], kept)
+    except (TinySubNetsError, KeyError):
+        return  # no run yet, or one that says itself what is wrong with it
+    before, now = flat(there.as_dict()), flat(chosen.as_dict())
+    other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if other:
+        name, more = other[0], f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+        raise RunError(
+            f"{folder} holds a run with other settings: {name} is {before.get(name)} there and "
+            f"{now.get(name)} here{more}. Choose another folder with --out, or remove that run."
+        )
 
 
 def last_epoch(folder: Path) -> str:

@@ -5,8 +5,8 @@
         for event in experiment.steps():
             print(event)
 
-Between two steps `save_()` writes a checkpoint; `Experiment.resume(folder)` goes on from it and
-ends with the same numbers.
+Checkpoints are written between two steps, at most one every `checkpoint_seconds` of the plan, and
+by `save_()`; `Experiment.resume(folder)` goes on from the last one and ends with the same numbers.
 """
 
 from __future__ import annotations
@@ -139,9 +139,10 @@ class Experiment:
         """A run that was interrupted, at its last checkpoint or at its beginning."""
         kept = folder.config()
         plan = Plan.from_dict(kept)
-        if folder.is_finished:
-            raise RunError(f"{folder.path} is finished: there is nothing to resume.")
         checkpoints = Checkpoints(folder.path)
+        if folder.is_finished:
+            checkpoints.remove()  # of a process that was killed right after its result
+            raise RunError(f"{folder.path} is finished: there is nothing to resume.")
         experiment = cls(plan, folder, checkpoints.load())
         experiment.checkpoints = checkpoints
         if not experiment.matrix and experiment._resumed is None:
@@ -170,6 +171,10 @@ class Experiment:
         self.checkpoints.save(learned, lesson, numbers)
         self._learned_is_saved = True
         self._saved_at = time.monotonic()
+
+    def _save_if_due_(self) -> None:
+        if time.monotonic() - self._saved_at >= self.plan.checkpoint_seconds:
+            self.save_()
 
     @property
     def seconds(self) -> float:
@@ -209,8 +214,7 @@ class Experiment:
         while not lesson.finished:
             report = lesson.epoch()
             self.folder.track({"index": index} | asdict(report))
-            if time.monotonic() - self._saved_at >= self.plan.checkpoint_seconds:
-                self.save_()
+            self._save_if_due_()
             yield report
         lesson.finish()
         self._lesson, self._learned_is_saved = None, False
@@ -218,7 +222,7 @@ class Experiment:
         self.matrix.append(row)
         learned = TaskLearned(index, len(self.probes), self.learner.reports[task.name], row)
         self.folder.log(f"learned {task.name}: accuracy {row[index]:.4f}")
-        self.save_()
+        self._save_if_due_()
         yield learned
 
     def _begin_lesson(self, task: Task) -> Iterator[Note]:
@@ -247,6 +251,7 @@ class Experiment:
             self.plan, self.learner, self.probes, self.sizes, self.matrix, model_bytes
         )
         result |= {"notes": self.notes, "seconds": self.seconds}
+        self.folder.tracked_bytes()  # on disk before the result says that the run is finished
         self.folder.write("result.json", results.to_json(result))
         self.folder.log(f"finished: average accuracy {result['metrics']['average_accuracy']:.4f}")
         self.checkpoints.remove()

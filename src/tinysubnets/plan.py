@@ -24,7 +24,7 @@ class Plan:
     `threads` None means one for small networks and torch's own choice for others.
 
     `data` is the local folder of data sets. `checkpoint_seconds` is the least time between two
-    checkpoints within a task.
+    checkpoints.
     """
 
     recipe: Recipe

@@ -1,10 +1,9 @@
-"""The commands `tsn run`, `resume`, `compare` and `list`; nothing heavy before one of them runs."""
+"""The commands `tsn run`, `resume` and `list`; nothing heavy before one of them runs."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ def add_parsers(subparsers: Any) -> None:
     resume.add_argument("folder", metavar="DIR", help="the run folder")
     add_output_options(resume)
     resume.set_defaults(run=_resume)
-    _add_compare(subparsers)
     shown = subparsers.add_parser("list", help="scenarios, methods, networks and recipes")
     shown.add_argument("--data", metavar="DIR", help="local folder of data sets")
     shown.set_defaults(run=_list)
@@ -50,25 +48,6 @@ def _add_run(commands: Any) -> None:
     add_run_options(run)
     add_output_options(run)
     run.set_defaults(run=_run)
-
-
-def _add_compare(commands: Any) -> None:
-    compare = commands.add_parser(
-        "compare",
-        help="run several methods and seeds of a scenario, and compare them",
-        description="Run each method with seeds 0 to N-1, in DIR/<method>/seed-<n>/. Finished "
-        "runs are not run again, interrupted ones go on.",
-    )
-    compare.add_argument("recipe", metavar="SCENARIO|RECIPE", help="as for run")
-    compare.add_argument(
-        "--methods", required=True, metavar="A,B", help="methods, divided by commas"
-    )
-    compare.add_argument("--seeds", type=int, default=5, metavar="N", help="(default: 5)")
-    compare.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: cores)")
-    compare.add_argument("--out", required=True, metavar="DIR", help="the folder of all runs")
-    add_run_options(compare)
-    add_output_options(compare)
-    compare.set_defaults(run=_compare)
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +76,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="S",
-        help="least time between two checkpoints within a task (default: 30)",
+        help="least time between two checkpoints (default: 30)",
     )
 
 
@@ -115,79 +94,39 @@ def _run(options: argparse.Namespace) -> int:
         chosen, options.seed, options.device, options.threads, data, options.checkpoint_seconds
     )
     path = Path(options.out) if options.out else default_folder(chosen, options.seed)
+    check_tensorboard(options)
     with RunFolder(path) as folder:
         return _perform(Experiment.begin(plan, folder), options)
 
 
 def _resume(options: argparse.Namespace) -> int:
+    from tinysubnets.checkpoint import Checkpoints
     from tinysubnets.errors import RunError
     from tinysubnets.experiment import Experiment
     from tinysubnets.run_folder import RunFolder
 
     if not Path(options.folder).is_dir():
         raise RunError(f"{options.folder} is not a folder; give the folder of an earlier run.")
+    check_tensorboard(options)
     with RunFolder(options.folder) as folder:
-        return _perform(Experiment.resume(folder), options)
+        if not folder.is_finished:
+            return _perform(Experiment.resume(folder), options)
+        Checkpoints(folder.path).remove()  # of a process that was killed right after its result
+        print(f"{folder.path} is finished: there is nothing to resume.")
+        if not options.no_report and not (folder.path / "report.html").exists():
+            add_report(folder.path)
+    return 0
 
 
-def _compare(options: argparse.Namespace) -> int:
-    from tinysubnets import compare, recipe
-    from tinysubnets.errors import SettingError
+def check_tensorboard(options: argparse.Namespace) -> None:
+    """Miss TensorBoard before anything is written."""
+    if options.tensorboard:
+        from tinysubnets.tracking import summary_writer
 
-    methods = [m.strip() for m in options.methods.split(",") if m.strip()]
-    if options.seeds < 1 or not methods or len(set(methods)) != len(methods):
-        raise SettingError("give at least one seed, and each method once: --methods tsn,wsn.")
-    for method in methods:  # mistakes show before the first run begins
-        recipe.load(options.recipe, method=method, assignments=options.assignments)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    on_gpu = options.device.startswith("cuda") or (options.device == "auto" and _has_gpu())
-    jobs = options.jobs or (1 if on_gpu else cores or 1)
-    comparison = compare.Comparison(
-        [
-            compare.Job(method, seed, folder, _run_arguments(options, method, seed, folder, jobs))
-            for seed in range(options.seeds)
-            for method in methods
-            if (folder := Path(options.out) / method / f"seed-{seed}")
-        ],
-        jobs,
-    )
-    with _interruptible(comparison.stop, "stopping; the runs save what they have"):
-        compare.run_all(comparison)
-    print(f"\n{compare.summary(Path(options.out), methods)}")
-    failed = [j for j in comparison.jobs if j.state == "failed" and j.detail != "stopped"]
-    for job in failed:
-        print(f"failed: {job.method} seed {job.seed}: {job.detail}", file=sys.stderr)
-    if not options.no_report and any(job.is_finished for job in comparison.jobs):
-        _write_report(Path(options.out))
-    if comparison.is_stopping:
-        print("stopped. The same command goes on with it.", file=sys.stderr)
-        return 130
-    return 1 if failed else 0
+        summary_writer()
 
 
-def _run_arguments(
-    options: argparse.Namespace, method: str, seed: int, folder: Path, jobs: int
-) -> tuple[str, ...]:
-    """The arguments of `tsn run` for one run of a comparison."""
-    arguments = ["run", options.recipe, "--method", method, "--seed", str(seed)]
-    arguments += ["--out", str(folder), "--device", options.device, "--no-report"]
-    arguments += ["--checkpoint-seconds", str(options.checkpoint_seconds)]
-    if options.data is not None:
-        arguments += ["--data", options.data]
-    threads = options.threads or (max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
-    if threads is not None:
-        arguments += ["--threads", str(threads)]
-    arguments += [part for text in options.assignments for part in ("--set", text)]
-    return tuple(arguments + (["--tensorboard"] if options.tensorboard else []))
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _write_report(folder: Path) -> None:
+def add_report(folder: Path) -> None:
     """The report of a finished run; a run without one is a run all the same."""
     try:
         from tinysubnets.report import write_report
@@ -205,7 +144,8 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
 
     path = experiment.folder.path
     board = TensorBoard(path) if options.tensorboard else None
-    with _interruptible() as interruption, open_display() as display:
+    watching = board or contextlib.nullcontext()
+    with interruptible() as interruption, open_display() as display, watching, _hinted(path):
         for event in experiment.steps():
             display.show(event)
             if board is not None:
@@ -218,8 +158,19 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
     assert isinstance(event, Finished)
     print(f"\n{summary(event.result)}, in {path}")
     if not options.no_report:
-        _write_report(path)
+        add_report(path)
     return 0
+
+
+@contextlib.contextmanager
+def _hinted(path: Path) -> Iterator[None]:
+    """Say how to go on where memory, or something unforeseen, ends a run."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, TinySubNetsError):
+            print(f"go on from the last checkpoint with: tsn resume {path}", file=sys.stderr)
+        raise
 
 
 class _Interruption:
@@ -241,9 +192,10 @@ class _Interruption:
 
 
 @contextlib.contextmanager
-def _interruptible(
+def interruptible(
     react: Callable[[], None] | None = None, said: str = "stopping after this epoch"
 ) -> Iterator[_Interruption]:
+    """While it lasts, Ctrl-C and SIGTERM ask instead of ending the process."""
     interruption = _Interruption(react, said)
     before = {s: signal.signal(s, interruption) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -52,10 +52,11 @@ def explained(path: Path) -> Iterator[None]:
         reason = _REASONS.get(error.errno or 0)
         if reason is None:
             raise
-        raise RunError(
-            f"cannot write to {error.filename or path}: {reason}. "
-            f"Nothing that was saved is lost; go on with: tsn resume {path}"
-        ) from error
+        message = f"cannot write to {error.filename or path}: {reason}."
+        # Only a folder with a run in it can be gone on with; a report's folder need not be one.
+        if (path / "config.toml").exists() and not (path / "result.json").exists():
+            message += f" Nothing that was saved is lost; go on with: tsn resume {path}"
+        raise RunError(message) from error
 
 
 class RunFolder:
@@ -114,9 +115,13 @@ class RunFolder:
             file.write((json.dumps(plain(values)) + "\n").encode())
 
     def tracked_bytes(self) -> int:
-        """The length of the metrics so far."""
+        """The length of the metrics so far, all of them on disk."""
         path = self.path / "metrics.jsonl"
-        return path.stat().st_size if path.exists() else 0
+        if not path.exists():
+            return 0
+        with explained(self.path), open(path, "rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
 
     def forget_metrics(self, keep_bytes: int) -> None:
         """Drop the metrics of epochs after a checkpoint: they are about to be repeated."""
