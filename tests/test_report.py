@@ -134,6 +134,18 @@ def test_comparisons_show_means_over_seeds(compared: Path, runs: Path) -> None:
     assert f"{spread.mean * 100:.2f} ± {spread.std * 100:.2f}" in text
 
 
+def test_groups_of_one_recipe_keep_their_pictures_apart(runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    for epochs in (2, 7):
+        result["settings"]["training"]["epochs"] = epochs
+        (tmp_path / str(epochs)).mkdir()
+        (tmp_path / str(epochs) / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    names = re.findall(r' id="([^"]*)"', text)
+    assert len(names) == len(set(names))
+    assert len(list((tmp_path / "pictures").glob("*-accuracy-matrix*.svg"))) == 2
+
+
 def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:
     result = read_run(runs / "tsn" / "seed-0").result
     result = result | {"scenario": "<img src=x onerror=alert(1)>"}
@@ -152,6 +164,10 @@ def test_old_or_strange_folders_get_clear_errors(tmp_path: Path) -> None:
         write_report([])
     (tmp_path / "result.json").write_text('{"scenario": "x"}', encoding="utf-8")
     with pytest.raises(RunError, match="lacks"):
+        write_report(tmp_path)
+    text = '{"scenario": "x", "format": 2, "library": "9.0"}'
+    (tmp_path / "result.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunError, match=r"format 2, written by tinysubnets 9\.0"):
         write_report(tmp_path)
     (tmp_path / "result.json").write_text("{", encoding="utf-8")
     with pytest.raises(RunError, match="cannot be read"):

@@ -137,6 +137,8 @@ class Run:
 
 def read_run(folder: str | Path) -> Run:
     """The run in a folder, or an error that says what is missing."""
+    from tinysubnets.results import FORMAT
+
     folder = Path(folder)
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -144,6 +146,12 @@ def read_run(folder: str | Path) -> Run:
         raise RunError(f"{folder} holds no {RESULT}: it is no finished run.") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{folder / RESULT} cannot be read: {error}.") from error
+    if isinstance(result, dict) and result.get("format", FORMAT) != FORMAT:
+        raise RunError(
+            f"{folder / RESULT} is of format {result['format']}, written by tinysubnets "
+            f"{result.get('library', 'of an unknown version')}; this version reads format "
+            f"{FORMAT}. Look at it with that version."
+        )
     needed = ("scenario", "method", "seed", "accuracy_matrix", "metrics", "tasks")
     missing = [k for k in needed if not isinstance(result, dict) or k not in result]
     if missing:
@@ -230,15 +238,16 @@ def changes(run: Run) -> dict[str, Any]:
         plain = json.loads(json.dumps(recipe.load(run.recipe, method=run.method).as_dict()))
     except SettingError:
         return {}
-    known, used = _flat(plain), _flat(run.settings)
+    known, used = flat(plain), flat(run.settings)
     return {n: v for n, v in used.items() if known.get(n, "none") != v}
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
     out: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        out |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+        out |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return out
 
 

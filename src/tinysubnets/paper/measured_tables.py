@@ -14,6 +14,7 @@ from tinysubnets.paper import numbers as paper
 from tinysubnets.paper.measures import Measured
 from tinysubnets.paper.render import NOT_RUN, Table
 from tinysubnets.paper.tables import TSN, label, method_label, ours, pick, recipe_of, show
+from tinysubnets.run_folder import explained
 from tinysubnets.runs import Group, Run, Spread, grouped
 
 if TYPE_CHECKING:
@@ -182,10 +183,11 @@ def _save(drawing: Drawing, out: Path, stem: str) -> None:
     """Write a picture as SVG, and as PNG where matplotlib is there."""
     from tinysubnets.report.raster import save_png
 
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{stem}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
-    with contextlib.suppress(ImportError):
-        save_png(drawing, out / f"{stem}.png")
+    with explained(out):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{stem}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
+        with contextlib.suppress(ImportError):
+            save_png(drawing, out / f"{stem}.png")
 
 
 def case_study() -> Table:

@@ -29,6 +29,10 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
         found.append(accuracy_over_time(runs))
     overview = [figure for figure in found if figure is not None]
     sections = [_section(group) for group in groups[:DETAILED]]
+    for number, section in enumerate(sections):
+        # Groups that differ in settings alone must not overwrite each other's pictures.
+        if section["slug"] in {s["slug"] for s in sections[:number]}:
+            section["slug"] += f"-{number + 1}"
     drawings = {f.key: f.drawing for f in overview}
     for section in sections:
         prefix = "" if len(sections) == 1 else f"{section['slug']}-"
