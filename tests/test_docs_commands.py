@@ -1,0 +1,77 @@
+"""The commands in the documentation, run one after the other in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from run_helpers import SMALL
+from tinysubnets.cli import main
+
+Image = pytest.importorskip("PIL.Image")
+DOCS = Path(__file__).parent.parent / "docs"
+# These need data sets of the Hub; that they parse is tested elsewhere.
+ELSEWHERE = {"best/permuted-mnist", "paper/split-cifar100"}
+RECIPE = """
+[tasks.birds]
+data = "photos/birds"
+[tasks.leaves]
+data = "leaves.npz"
+[data]
+image_size = 8
+channels = 1
+[network]
+name = "mlp"
+in_features = 64
+[training]
+epochs = 1
+"""
+
+
+def commands(page: str) -> list[list[str]]:
+    """The words of each `tsn` command on a page, in order."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"```console\n(.*?)```", text, re.S))
+    lines = [line.removeprefix("$ ") for line in blocks.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("tsn ")]
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The same command with little data and few epochs, where it learns the bundled digits."""
+    if words[0] == "compare":
+        words = [*words, "--seeds", "1"]
+    elif words[0] != "run" or "mine.toml" in words:
+        return words
+    small = [s for s in SMALL if "split-digits" not in words or "hidden" not in s]
+    return [*words, "--device", "cpu", *(part for s in small for part in ("--set", s))]
+
+
+def prepare(folder: Path) -> None:
+    """The files that the pages speak of: pictures, arrays and a recipe."""
+    rng = np.random.default_rng(0)
+    for place in ("birds/wren", "birds/crow", "digits/nought", "digits/one"):
+        (folder / "photos" / place).mkdir(parents=True)
+        for number in range(12):
+            pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / place / f"{number}.png")
+    images = rng.integers(0, 256, (24, 1, 8, 8), dtype=np.uint8)
+    np.savez(folder / "leaves.npz", inputs=images, labels=np.arange(24) % 2)
+    np.savez(folder / "more.npz", inputs=images[:3])
+    Image.fromarray(images[0, 0]).save(folder / "photo.png")
+    (folder / "mine.toml").write_text(RECIPE, encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["commands.md", "getting-started.md", "own-data.md"])
+def test_commands_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    prepare(tmp_path)
+    found = [words for words in commands(page) if not ELSEWHERE & set(words)]
+    assert found
+    for words in found:
+        assert main(shortened(words)) == 0, f"tsn {shlex.join(words)}"
