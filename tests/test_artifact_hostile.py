@@ -22,6 +22,7 @@ from tinysubnets import artifact
 from tinysubnets.artifact import ModelFile, read_contents
 from tinysubnets.artifact.container import KINDS, MAX_HEADER_BYTES
 from tinysubnets.errors import ArtifactError, DamageError, FormatError, MismatchError
+from tinysubnets.learners.dense_file import save_dense
 from tinysubnets.store import SubnetStore
 
 LARGE = 100 << 20  # bytes: what no file of some kilobytes may cost
@@ -141,6 +142,9 @@ def test_foreign_safetensors_are_not_models(tmp_path: Path) -> None:
 
     save_file({"a": torch.zeros(3)}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(FormatError, match="not of ours"):
+        SubnetStore.load(tmp_path)
+    save_dense(tmp_path, {"a": torch.zeros(3)}, {"method": "naive"})
+    with pytest.raises(FormatError, match="the dense network of a baseline"):
         SubnetStore.load(tmp_path)
 
 

@@ -190,6 +190,11 @@ def test_finished_and_started_folders_are_refused(finished: tuple, tmp_path: Pat
         Experiment.begin(small(), folder)
 
 
+def test_a_run_needs_a_thread() -> None:
+    with pytest.raises(SettingError, match="threads = 0 is not allowed"):
+        replace(small(), threads=0)
+
+
 def test_bad_settings_leave_no_run_behind(tmp_path: Path) -> None:
     plan = small("permuted-digits", "network.hiden=[5]")
     with pytest.raises(SettingError, match="hidden"), RunFolder(tmp_path) as folder:

@@ -95,6 +95,8 @@ def test_settings_and_method_are_laid_over() -> None:
     [
         ("training.epoch=5", "training.epochs"),
         ("trainig.epochs=5", "training"),
+        ("epochs=5", r"There is a setting 'training\.epochs'"),
+        ("density=0.5", r"There is a setting 'tsn\.density'"),
         ("tsn.densty=0.5", "tsn.density"),
         ("tsn.density=1.5", "density"),
         ("wsn.densty=0.5", "density"),

@@ -10,6 +10,7 @@ import torch
 
 from tinysubnets import networks
 from tinysubnets.architecture import Architecture
+from tinysubnets.errors import SettingError
 from tinysubnets.recipe import Recipe, complete
 from tinysubnets.run_folder import FORMAT
 from tinysubnets.version import __version__
@@ -33,6 +34,10 @@ class Plan:
     threads: int | None = None
     data: str | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise SettingError(f"threads = {self.threads} is not allowed; give at least 1.")
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as `config.toml` has it: a recipe with a table [run]."""

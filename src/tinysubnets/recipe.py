@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -147,13 +147,24 @@ def _check_keys(given: Mapping[str, Any]) -> None:
     known = (*_PLAIN, *_TABLES, *tables)
     for key, value in given.items():
         if key not in known:
-            raise SettingError(unknown("setting", key, known))
+            raise SettingError(unknown("setting", key, known) + _whole_name(key, tables))
         if key not in _PLAIN and not isinstance(value, Mapping):
             raise SettingError(f"{key} = {value!r} is not allowed; it is a table of settings.")
         if key in tables:
             if "seed" in value:
                 raise SettingError(f"{key}.seed is not a setting of a recipe; use --seed.")
             config.build(learners.settings_class(tables[key]), value, key)
+
+
+def _whole_name(key: str, tables: Mapping[str, str]) -> str:
+    """A hint for a setting that was given without its table."""
+    from tinysubnets.pruning import PruningSettings
+    from tinysubnets.training import TrainingSettings
+
+    classes = {"training": TrainingSettings, "pruning": PruningSettings}
+    classes |= {"tsn": learners.settings_class(tables["tsn"])}
+    found = [f"{t}.{key}" for t, c in classes.items() if key in {f.name for f in fields(c)}]
+    return f" There is a setting {found[0]!r}." if found else ""
 
 
 def _without_seed(settings: Any) -> dict[str, Any]:

@@ -203,6 +203,11 @@ def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], dict[str, int], s
     table = _loads(header)
     metadata = table.get("__metadata__")
     if not isinstance(metadata, dict) or not isinstance(metadata.get(KEY), str):
+        if isinstance(metadata, dict) and "tinysubnets-dense" in str(metadata.get("config")):
+            raise FormatError(
+                "the dense network of a baseline: plain weights without masks or subnets, for the "
+                "method that wrote it alone."
+            )
         raise FormatError(f"a safetensors file, but without the metadata {KEY!r}: not of ours.")
     text, value = metadata[KEY], metadata.get(HASH_KEY)
     if digest(text.encode("utf-8", "surrogatepass"), "config").hex() != value:
