@@ -24,12 +24,14 @@ function measure(frame) {
   const doc = frame.contentDocument, root = doc.documentElement;
   doc.querySelectorAll("details").forEach(d => d.open = true);
   frame.style.height = root.scrollHeight + "px";
-  const out = {width: root.clientWidth, scroll: root.scrollWidth, pictures: [], wide: []};
+  const out = {width: root.clientWidth, scroll: root.scrollWidth, pictures: [], wide: [], cut: []};
   for (const e of doc.querySelectorAll("body *")) {
     const box = e.getBoundingClientRect();
     if (box.right > out.width + 1 && !e.closest(".scroll") && !e.closest("svg"))
       out.wide.push(e.tagName + "." + e.className);
   }
+  for (const e of doc.querySelectorAll(".scroll"))
+    if (e.scrollWidth > e.clientWidth + 1) out.cut.push(e.scrollWidth - e.clientWidth);
   for (const svg of doc.querySelectorAll("svg")) {
     const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal, outside = [];
     const texts = [...svg.querySelectorAll("text")];

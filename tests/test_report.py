@@ -259,6 +259,8 @@ def test_pages_in_a_browser(kind: str, width: int, request: pytest.FixtureReques
     assert seen["width"] == width
     assert seen["scroll"] <= width, f"the page is wider than the window: {seen['wide']}"
     assert not seen["wide"]
+    if width >= 1280:
+        assert not seen["cut"], "a table is cut off where there is room for it"
     text = path.read_text(encoding="utf-8")
     assert len(seen["pictures"]) == text.count("<svg ")
     for picture in seen["pictures"]:
