@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -78,3 +80,17 @@ def test_every_page_is_in_the_navigation() -> None:
         return [leaf for part in parts for leaf in leaves(part)]  # type: ignore[attr-defined]
 
     assert set(leaves(values["nav"])) == {p.name for p in PAGES}
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the site is built by `make docs`, which installs mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for path in PAGES:
+        place = "index.html" if path.stem == "index" else f"{path.stem}/index.html"
+        assert "<h1" in (tmp_path / place).read_text(encoding="utf-8")
+    reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
+    assert 'id="tinysubnets.learners.tsn.TinySubNets"' in reference
+    assert "split-cifar100" in (tmp_path / "measured" / "index.html").read_text(encoding="utf-8")
