@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -202,6 +204,30 @@ def test_learn_adds_a_task_from_a_folder_of_images(
     assert "has been learned already" in capsys.readouterr().err
     assert main([*command[:3], "third", *command[4:], "--set", "training.wisdom=1"]) == 2
     assert capsys.readouterr().err.startswith("tsn: unknown setting 'training.wisdom'")
+
+
+def test_learn_explains_a_disk_that_cannot_be_written(
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = (model / artifact.FILE_NAME).read_bytes()
+    folder = write_folder(tmp_path / "data")
+    command = ["learn", str(model), "--task", "again", "--data", str(folder), "--device", "cpu"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        assert main(command) == 2
+    said = capsys.readouterr()
+    assert "cannot write to" in said.err and "epoch" not in said.out
+    with monkeypatch.context() as patch:
+        patch.setattr("tinysubnets.artifact.folder.os.fsync", full)
+        assert main([*command, "--set", "training.epochs=1"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert (model / artifact.FILE_NAME).read_bytes() == before
 
 
 def test_learn_takes_arrays_too(model: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Only `model.safetensors` is the model. `config.json` and `README.md` are derived
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -94,7 +95,8 @@ def replace_file(path: Path, parts: Sequence[bytes]) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a read-only disk: the first error says more
+            beside.unlink(missing_ok=True)
         raise
     if os.name == "posix":
         descriptor = os.open(path.parent, os.O_RDONLY)

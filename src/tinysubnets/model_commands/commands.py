@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,10 @@ def _learn(options: argparse.Namespace) -> int:
     )
     from tinysubnets.data.user_files import read_task
 
-    learner.check_name(options.task)  # before its data are decoded
+    # Both before data are decoded and anything is learned in vain.
+    learner.check_name(options.task)
+    if not os.access(_folder(options.model), os.W_OK):
+        raise ArtifactError(f"cannot write to {_folder(options.model)}; learn in a copy of it.")
     before = _file_bytes(options.model)
     samples = [s.sample for s in learner.store.subnets.values()]
     task = read_task(options.task, options.data, samples, learner.settings.seed)
@@ -180,7 +184,12 @@ def _learn(options: argparse.Namespace) -> int:
         f"{shape}, {task.num_classes} classes"
     )
     _train(learner, task)
-    path = learner.save(_folder(options.model))
+    try:
+        path = learner.save(_folder(options.model))
+    except OSError as error:
+        raise ArtifactError(
+            f"the model was not saved, the old one is as it was: {error.strerror}."
+        ) from error
     report, after = learner.reports[task.name], path.stat().st_size
     print(
         f"validation accuracy {100 * report.valid_accuracy:.2f} %; bank {report.bank} "
