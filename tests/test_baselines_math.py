@@ -18,7 +18,7 @@ from tinysubnets.learners.ada_qpacknet import AdaQPackNetSettings, shrunk
 from tinysubnets.learners.cumulative import Cumulative
 from tinysubnets.learners.cwr import merged
 from tinysubnets.learners.dense_training import DenseTraining
-from tinysubnets.learners.ewc import EWC, fisher
+from tinysubnets.learners.ewc import EWC, _mapped, _one_by_one, fisher
 from tinysubnets.learners.gem import (
     GEM,
     averaged_projection,
@@ -80,6 +80,34 @@ def test_the_empirical_fisher_is_the_mean_of_squared_gradients():
         loss = cross_entropy(architecture(tensors, x[i : i + 1]), y[i : i + 1])
         expected += torch.autograd.grad(loss, tensors["0.weight"])[0].square() / 9
     assert torch.allclose(found["0.weight"], expected, atol=1e-6)
+
+
+def test_fisher_sample_by_sample_and_mapped_agree():
+    architecture = linear_net()
+    tensors = {n: torch.randn_like(t) for n, t in architecture.given.items()}
+    x, chances = torch.randn(7, 3), torch.rand(7, 2)
+
+    def answers(weights, sample):
+        return architecture(weights, sample[None])[0].log_softmax(0)
+
+    one, other = (f(answers, tensors, x, chances) for f in (_mapped, _one_by_one))
+    assert all(torch.allclose(one[n], other[n], atol=1e-5) for n in tensors)
+
+
+def test_ewc_learns_a_recurrent_network():
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.rnn = nn.Embedding(9, 4), nn.GRU(4, 4, batch_first=True)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.fc(self.rnn(self.words(x))[0][:, -1])
+
+    tokens = torch.randint(0, 9, (30, 5))
+    learner = EWC(Architecture(Reader()), training={"epochs": 1}, fisher_samples=5)
+    learner.learn(Task.from_arrays("read", tokens, torch.arange(30) % 2))
+    assert learner.kept["importance/rnn.weight_hh_l0"].max() > 0
 
 
 def test_the_penalties_of_ewc_sum_up_to_one_quadratic():

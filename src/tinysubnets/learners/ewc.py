@@ -5,12 +5,14 @@ J. Kirkpatrick et al.: Overcoming Catastrophic Forgetting in Neural Networks, PN
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tinysubnets.architecture import Architecture
 from tinysubnets.dense_module import DenseModule, Outputs
@@ -20,6 +22,9 @@ from tinysubnets.learners.dense_lesson import DenseLesson
 from tinysubnets.learners.dense_settings import DenseSettings, Setting
 from tinysubnets.learners.protected import ProtectedModule, kept_tensors, protected_module
 from tinysubnets.task import Task
+
+Answers = Callable[[dict[str, Tensor], Tensor], Tensor]
+Sums = dict[str, Tensor]
 
 _CHUNK_VALUES = 1 << 25  # how many entries of per-sample Jacobians are held at a time
 
@@ -58,28 +63,53 @@ def fisher(
     output columns: F = mean over x of Σ_y p(y|x)·(∂ log p(y|x) / ∂w)². With `labels` (output
     columns) given it is the empirical one: the squared gradient at that label.
     """
-    moving = {n: tensors[n] for n in names}
+    moving = {n: tensors[n].detach() for n in names}
     rest = {n: t for n, t in tensors.items() if n not in moving}
 
-    def log_probabilities(weights: dict[str, Tensor], sample: Tensor) -> Tensor:
-        scores = architecture(rest | weights, sample[None])[0, slice(*columns)]
-        return scores.log_softmax(0)
+    def answers(weights: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return architecture(rest | weights, sample[None])[0, slice(*columns)].log_softmax(0)
 
-    def squared(sample: Tensor, given: Tensor) -> dict[str, Tensor]:
-        chance = log_probabilities(moving, sample).exp() if labels is None else given
-        jacobian = torch.func.jacrev(log_probabilities)(moving, sample)
+    if labels is None:
+        with torch.no_grad():
+            chances = torch.stack([answers(moving, x) for x in inputs]).exp()
+    else:
+        chances = functional.one_hot(labels - columns[0], columns[1] - columns[0]).float()
+    recurrent = any(isinstance(m, nn.RNNBase) for m in architecture.code("eval").modules())
+    total = (_one_by_one if recurrent else _mapped)(answers, moving, inputs, chances)
+    return {n: t / len(inputs) for n, t in total.items()}
+
+
+def _mapped(answers: Answers, moving: dict[str, Tensor], inputs: Tensor, chances: Tensor) -> Sums:
+    """Σ over samples and answers of chance · gradient², many samples at a time."""
+
+    def squared(sample: Tensor, chance: Tensor) -> Sums:
+        jacobian = torch.func.jacrev(answers)(moving, sample)
         return {n: torch.tensordot(chance, j.square(), 1) for n, j in jacobian.items()}
 
-    num = columns[1] - columns[0]
-    chances = torch.zeros(len(inputs), num, device=inputs.device)
-    if labels is not None:
-        chances[torch.arange(len(inputs), device=inputs.device), labels - columns[0]] = 1.0
-    chunk = max(1, _CHUNK_VALUES // (num * sum(t.numel() for t in moving.values())))
+    chunk = max(1, _CHUNK_VALUES // (chances.shape[1] * sum(t.numel() for t in moving.values())))
     total = {n: torch.zeros_like(t) for n, t in moving.items()}
-    for part, given in zip(inputs.split(chunk), chances.split(chunk), strict=True):
-        for name, value in torch.func.vmap(squared)(part, given).items():
-            total[name] += value.sum(0)
-    return {n: t / len(inputs) for n, t in total.items()}
+    # Of the kinds of attention only the plain one can be mapped over samples.
+    with sdpa_kernel(SDPBackend.MATH):
+        for part, given in zip(inputs.split(chunk), chances.split(chunk), strict=True):
+            for name, value in torch.func.vmap(squared)(part, given).items():
+                total[name] += value.sum(0)
+    return total
+
+
+def _one_by_one(
+    answers: Answers, moving: dict[str, Tensor], inputs: Tensor, chances: Tensor
+) -> Sums:
+    """The same sums by plain gradients: recurrent layers cannot be mapped over samples."""
+    leaves = {n: t.clone().requires_grad_() for n, t in moving.items()}
+    total = {n: torch.zeros_like(t) for n, t in moving.items()}
+    # cuDNN's recurrent layers have no gradients in evaluation mode.
+    with torch.backends.cudnn.flags(enabled=False):
+        for sample, chance in zip(inputs, chances, strict=True):
+            for share, answer in zip(chance, answers(leaves, sample), strict=True):
+                gradients = torch.autograd.grad(answer, list(leaves.values()), retain_graph=True)
+                for name, gradient in zip(leaves, gradients, strict=True):
+                    total[name] += share * gradient.square()
+    return total
 
 
 class EWCModule(ProtectedModule):
