@@ -206,10 +206,9 @@ def _run_live(comparison: Comparison) -> None:
 
 def summary(folder: Path, methods: Sequence[str]) -> str:
     """The table of a comparison: mean ± standard deviation (n) over its finished runs."""
-    try:
-        groups = grouped(find_runs([folder]))
-    except RunError:
+    if not any(folder.rglob("result.json")):
         return "no run was finished."
+    groups = grouped(find_runs([folder]))
     head = ["method", "setting", *(f"{c} %" for c in _COLUMNS), "file %", "paper %", "seconds"]
     rows = [head]
     for group in sorted(groups, key=lambda g: (_place(g.method, methods), g.recipe)):
