@@ -44,6 +44,7 @@ _FULLY_ENCODED = 3  # references, the best by entropy, whose real size is compar
 _WORTH = 0.97  # codecs 4 and 5 are slower to decode, so they have to save this share of the bytes
 _CHUNK = 1 << 17  # small enough for the cache
 _MAX_LENGTH_BYTES = 5
+_SMALL = 1 << 17  # masks so small are searched whole: fewer calls are worth more than fewer bytes
 _FEW_RANKS = 5  # up to one in so many of a mask's ones are found one by one, sooner than all
 
 
@@ -137,6 +138,8 @@ def _decode_part(data: bytes, count: int, reference: Mask | None) -> Mask:
 
 def _select_ones(mask: Mask, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
     """The positions of the ones with the given sorted ranks among all ones of a mask."""
+    if mask.size <= _SMALL:
+        return np.flatnonzero(mask)[ranks]
     if ranks.size * _FEW_RANKS > np.count_nonzero(mask):
         return _find_ones(mask)[ranks]
     packed = np.packbits(mask, bitorder="little")
