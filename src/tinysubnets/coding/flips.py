@@ -54,7 +54,7 @@ _INVERTED = 8
 # packed array per second, so there a gap codec has to save this share of the bytes to be worth it;
 # it does so only in arrays too short for the table of byte-Huffman.
 _DENSE = 8
-_WORTH = 0.985
+_WORTH = 0.986  # at 0.985 masks of 50,000 places came to 3.1 % above their entropy
 
 
 def encode_flips(flips: NDArray[np.bool_]) -> bytes:
