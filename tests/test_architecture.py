@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nets import NETWORKS, Encoder, Residual, TiedEmbedding, learner, mlp, stack, task
-from tinysubnets.architecture import Architecture
+from tinysubnets.architecture import Architecture, Specification
 from tinysubnets.errors import ArchitectureError
 from tinysubnets.layout import Layout
 from tinysubnets.networks import build
@@ -241,6 +241,17 @@ def test_layers_that_own_shared_weights() -> None:
     assert owners[attention] == [f"{attention}.in_proj_weight", f"{attention}.out_proj.weight"]
     assert f"{attention}.out_proj" not in owners
     assert owners["embed"] == ["embed.weight"]
+
+
+def test_balance_makes_small_tensors_denser_at_the_same_total() -> None:
+    """Sizes 100 and 10,000: equal shares, shares as their roots (1 to 10), equal counts, full."""
+    shared = [Specification("a", (10, 10)), Specification("b", (100, 100))]
+    layout = Layout(shared)
+    assert layout.keep(0.02) == (2, 200) == layout.keep(0.02, 0.0)
+    assert layout.keep(0.02, 0.5) == (18, 184)
+    assert layout.keep(0.0099, 1.0) == (50, 50)
+    assert layout.keep(0.2, 1.0) == (100, 1920)  # the small one is full, the other takes the rest
+    assert layout.keep(1.0, 0.7) == (100, 10_000)
 
 
 def test_layout_maps_blocks_to_weights_and_back() -> None:

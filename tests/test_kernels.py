@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -60,7 +61,61 @@ def test_kernels_respect_what_is_allowed() -> None:
 
 
 @needs_triton
-def test_fused_weights_and_gradients_equal_the_plain_ones() -> None:
+@pytest.mark.parametrize("kind", ["random", "few values", "equal", "denormal"])
+@pytest.mark.parametrize("hint", ["true", "near", "far", "zero", "not a number"])
+def test_hints_never_change_what_is_selected(
+    kind: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module("tinysubnets.kernels.select")  # not the function of that name
+
+    monkeypatch.setattr(module, "LONG", 0)
+    bounds = [(0, 1, 1), (1, 3000, 700), (3000, 3003, 0), (3003, 9000, 5997), (9000, 30_001, 9)]
+    generator = torch.Generator().manual_seed(3)
+    values = torch.rand(2, 30_001, generator=generator) - 0.5
+    if kind == "few values":
+        values = (values * 9).floor() / 9
+    elif kind == "equal":
+        values = torch.full_like(values, -0.25)
+    elif kind == "denormal":
+        values = values * 1e-42
+    allowed = torch.rand(2, 30_001, generator=generator) < 0.999
+    allowed[:, :9000] = True
+    _, exact = masks._select_near(values.abs(), bounds, None, allowed)
+    factor = {"true": 1.0, "near": 1.01, "far": 3.0, "zero": 0.0, "not a number": torch.nan}[hint]
+    hints = (exact.nan_to_num(posinf=0.0) * factor).to(DEVICE)
+    expected = reference(torch.where(allowed, values.abs(), -1.0), bounds)
+    for _ in range(2):  # the second time with the thresholds just found
+        mask, _ = module.select(values.to(DEVICE), bounds, allowed.to(DEVICE), hints)
+        assert torch.equal(mask.cpu(), expected)
+    k = torch.tensor([b[2] for b in bounds])
+    assert torch.equal(hints.cpu()[:, k > 0], exact[:, k > 0])
+
+
+@needs_triton
+def test_a_good_hint_ends_the_search_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinysubnets.kernels import near
+
+    module = import_module("tinysubnets.kernels.select")  # not the function of that name
+
+    monkeypatch.setattr(module, "LONG", 0)
+    values = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(4))
+    bounds = [(0, 20_000, 1000)]
+    hints = torch.full((1, 1), float(values.topk(1000).values[0, -1]) * 1.005).to(DEVICE)
+    ended: list[int] = []
+    search = near.search_
+
+    def spy(*args: object) -> None:
+        search(*args)  # type: ignore[arg-type]
+        ended.append(int(args[3][0, 3]))  # type: ignore[index]
+
+    monkeypatch.setattr(near, "search_", spy)
+    mask, _ = module.select(values.to(DEVICE), bounds, None, hints)
+    assert ended == [1] and torch.equal(mask.cpu(), reference(values, bounds))
+
+
+@needs_triton
+@pytest.mark.parametrize("quantized", [True, False])
+def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> None:
     from tinysubnets import kernels
     from tinysubnets.architecture import Specification
     from tinysubnets.codebook import lookup_of, snap
@@ -76,12 +131,15 @@ def test_fused_weights_and_gradients_equal_the_plain_ones() -> None:
     mask, owned = (torch.rand(size, generator=generator).to(DEVICE) < 0.4 for _ in range(2))
     centres = torch.randn(2, 16, generator=generator).sort(-1).values.to(DEVICE)
     lookup = lookup_of(centres)
-    values = torch.where(owned, bank, snap(free, centres, layout.segments, lookup))
+    near = snap(free, centres, layout.segments, lookup) if quantized else free
+    values = torch.where(owned, bank, near)
     results = []
     for fused in (True, False):
         f, s = free.clone().requires_grad_(), scores.clone().requires_grad_()
         out = (
-            kernels.FusedWeights.apply(f, s, mask, owned, bank, lookup, layout.segments)
+            kernels.FusedWeights.apply(
+                f, s, mask, owned, bank, lookup if quantized else None, layout.segments
+            )
             if fused
             else EffectiveWeights.apply(f, s, layout, mask, owned, values)
         )
@@ -89,6 +147,31 @@ def test_fused_weights_and_gradients_equal_the_plain_ones() -> None:
         results.append((out.detach(), f.grad, s.grad))
     for mine, plain in zip(*results, strict=True):
         assert torch.equal(mine, plain)
+
+
+@needs_triton
+def test_a_warm_refresh_by_kernels_equals_the_plain_one() -> None:
+    from tinysubnets import codebook, kernels
+
+    generator = torch.Generator().manual_seed(5)
+    segments = [(0, 5000), (5000, 5010), (5010, 30_000)]
+    flat = torch.randn(2, 30_000, generator=generator).to(DEVICE) ** 3
+    keep = torch.rand(2, 30_000, generator=generator).to(DEVICE) < 0.2
+    keep[0, 5000:5010] = False  # one codebook without a value
+    old = codebook._refresh_fixed(flat * 1.1, keep, segments, 16, None)
+    extent = codebook._extent_of(old)
+    plain = codebook._histogram(flat, keep, segments, 512, extent)
+    mine = kernels.histogram(flat, keep, segments, 512, extent)
+    assert torch.equal(mine[0].sum(-1), plain[0].sum(-1))
+    torch.testing.assert_close(mine[1].sum(-1), plain[1].sum(-1), rtol=1e-6, atol=1e-6)
+    assert (mine[0] - plain[0]).abs().sum() <= 1e-3 * plain[0].sum()  # logarithms round differently
+    means, used = kernels.settle(*mine, old, 4)
+    centres = old
+    for _ in range(4):
+        expected, expected_used = codebook._lloyd_fixed(*mine, centres)
+        centres = torch.where(expected_used, expected, centres).sort(-1).values
+    assert torch.equal(used, expected_used)
+    torch.testing.assert_close(means[used], expected[used], rtol=1e-6, atol=1e-7)
 
 
 @needs_triton

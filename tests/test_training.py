@@ -309,3 +309,20 @@ def test_measuring_is_exact_whatever_training_is() -> None:
     running.learner.logits("a", torch.zeros(2, 6))
     assert {tuple(how) for training, *how in seen if training} == {(True, True)}
     assert {tuple(how) for training, *how in seen if not training} == {(False, False)}
+
+
+@pytest.mark.parametrize(("views", "last"), [(False, True), (True, False)])
+def test_images_come_channels_last_where_the_network_takes_them(views: bool, last: bool) -> None:
+    made = task("a", shape=(3, 8, 8))
+    batches = Batches(made.train, made.normalisation, "cpu")
+    convolution = nn.Conv2d(3, 4, 3)
+
+    def network(inputs: torch.Tensor) -> torch.Tensor:
+        out = convolution(inputs)
+        return out.view(len(out), -1) if views else out.flatten(1)
+
+    plain = batches.batch(torch.arange(5))[0]
+    batches.prefer_channels_last_(network)
+    inputs = batches.batch(torch.arange(5))[0]
+    assert inputs.is_contiguous(memory_format=torch.channels_last) == last
+    assert torch.equal(inputs, plain)

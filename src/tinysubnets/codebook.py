@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from tinysubnets import kmeans
 from tinysubnets.errors import SettingError
-from tinysubnets.masks import spread
+from tinysubnets.masks import kernels_for, spread
 
 _CELLS = 1 << 16  # cells of the fine histogram; up to so many values are their own cells
 _TRAINING_CELLS = 1 << 13
@@ -205,10 +205,15 @@ def _refresh_fixed(
 ) -> Tensor:
     """`refresh` in fixed shapes, for all segments at once."""
     flat, keep = (x.reshape(-1, values.shape[-1]) for x in (values.float(), weights))
+    kernels, bins = kernels_for(flat), 512 if k <= 64 else 1024
     old = None if previous is None else previous.detach().reshape(len(flat), len(segments), k)
-    count, total = _histogram(flat, keep, segments, 512 if k <= 64 else 1024)
+    extent = _extent(flat, keep, segments) if old is None else _extent_of(old)
+    histogram = _histogram if kernels is None else kernels.histogram
+    count, total = histogram(flat, keep, segments, bins, extent)
     if old is None:
         means, used = _best_means(count, total, k)
+    elif kernels is not None and k <= 32:
+        means, used = kernels.settle(count, total, old, _WARM_STEPS)
     else:
         for _ in range(_WARM_STEPS):
             means, used = _lloyd_fixed(count, total, old)
@@ -219,8 +224,30 @@ def _refresh_fixed(
     return round_centres(centres).reshape(*values.shape[:-1], len(segments), k)
 
 
+def _extent(
+    flat: Tensor, keep: Tensor, segments: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """The mean and the largest magnitude [rows, segments] of the kept values."""
+    sizes = torch.where(keep, flat, 0.0).abs()
+    parts = [sizes[:, start:stop] for start, stop in segments]
+    amounts = torch.stack([keep[:, start:stop].sum(-1) for start, stop in segments], -1)
+    scale = torch.stack([part.sum(-1) for part in parts], -1) / amounts.clamp_min(1)
+    reach = torch.stack([part.amax(-1) for part in parts], -1)
+    return scale.clamp_min(1e-30), reach.clamp_min(1e-30)
+
+
+def _extent_of(centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Much the same from the last centres, with room for values to have moved outwards."""
+    sizes = centres.abs()
+    return sizes.mean(-1).clamp_min(1e-30), 2 * sizes.amax(-1).clamp_min(1e-30)
+
+
 def _histogram(
-    flat: Tensor, keep: Tensor, segments: Sequence[tuple[int, int]], bins: int
+    flat: Tensor,
+    keep: Tensor,
+    segments: Sequence[tuple[int, int]],
+    bins: int,
+    extent: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Counts and sums [rows, segments, bins] of the kept values, bins uniform in asinh(x / scale).
 
@@ -228,22 +255,19 @@ def _histogram(
     many of them, because one counter for all would be a bottleneck.
     """
     size, num = flat.shape[-1], len(flat) * len(segments)
+    scale, reach = extent
     kept = torch.where(keep, flat, 0.0)
-    parts = [kept[:, start:stop] for start, stop in segments]
-    amounts = torch.stack([keep[:, start:stop].sum(-1) for start, stop in segments], -1)
-    scale = torch.stack([part.abs().sum(-1) for part in parts], -1) / amounts.clamp_min(1)
-    scale = scale.clamp_min(1e-30)
-    reach = torch.stack([part.abs().amax(-1) for part in parts], -1).clamp_min(1e-30)
     rate = (bins / 2 - 0.5) / torch.asinh(reach / scale)
     slot = torch.arange(num, device=flat.device).reshape(len(flat), -1)
-    wide = [spread(x, segments, size, 1) for x in (1 / scale, rate, 2.0**30 / reach)]
+    wide = [spread(x, segments, size, 1) for x in (1 / scale, rate, 1 / reach)]
     place = (torch.asinh(kept * wide[0]) * wide[1] + bins / 2).long().clamp(0, bins - 1)
     spare = num * bins + torch.arange(size, device=flat.device) % 4096
     inside = keep & spread(torch.ones_like(slot), segments, size, 0).bool()
     cell = torch.where(inside, place + spread(slot * bins, segments, size, 0), spare).flatten()
     sums = torch.zeros(2, num * bins + 4096, dtype=torch.int64, device=flat.device)
     sums[0].scatter_add_(0, cell, torch.ones_like(cell))
-    sums[1].scatter_add_(0, cell, (kept * wide[2]).double().round().long().flatten())
+    share = (kept * wide[2]).clamp(-64, 64).double()  # no sum of integers may overflow
+    sums[1].scatter_add_(0, cell, (share * 2.0**30).round().long().flatten())
     count, total = sums[:, : num * bins].reshape(2, len(flat), len(segments), bins).double()
     return count, total * (reach.double() * 2.0**-30)[..., None]
 

@@ -57,9 +57,24 @@ class Layout:
         """How many weights each block holds."""
         return torch.cat([b.sizes() for b in self.blocks])
 
-    def keep(self, density: float) -> tuple[int, ...]:
-        """How many blocks of each tensor a mask of this density holds; at least one."""
-        return tuple(max(1, round(density * b.num)) for b in self.blocks)
+    def keep(self, density: float, balance: float = 0.0) -> tuple[int, ...]:
+        """How many blocks of each tensor a mask of this density holds; at least one.
+
+        A tensor's own density falls with its size to the power of `balance`: with 0 all have the
+        same, with 1 all hold equally many blocks as long as there are so many.
+        """
+        sizes = [b.num for b in self.blocks]
+        shares = [n ** (1 - balance) for n in sizes]
+        left, open_ones = density * sum(sizes), set(range(len(sizes)))
+        keep = [0.0] * len(sizes)
+        while open_ones:  # tensors that would hold more than they have are full; others share on
+            unit = left / sum(shares[i] for i in open_ones)
+            full = {i for i in open_ones if unit * shares[i] >= sizes[i]}
+            for i in full or open_ones:
+                keep[i] = min(sizes[i], unit * shares[i])
+            left -= sum(sizes[i] for i in full)
+            open_ones = open_ones - full if full else set()
+        return tuple(max(1, round(k)) for k in keep)
 
 
 def _segments(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:

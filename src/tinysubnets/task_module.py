@@ -146,8 +146,8 @@ class TaskModule(nn.Module):
         """The boolean mask of the current scores: exactly k blocks of each tensor."""
         allowed = None if self.compression.share else ~self.owned
         kernels = kernels_for(self.scores)
-        if kernels is not None:  # it needs no hint and takes signed scores
-            return kernels.select(self.scores.detach(), self.bounds, allowed)[0]
+        if kernels is not None:  # it takes signed scores, and updates the hints itself
+            return kernels.select(self.scores.detach(), self.bounds, allowed, self.hints)[0]
         mask, hints = top_k_segments(self.scores.detach().abs(), self.bounds, self.hints, allowed)
         self.hints.copy_(hints)
         return mask
@@ -187,16 +187,25 @@ class TaskModule(nn.Module):
     def effective(self, mask: Tensor | None = None) -> Tensor:
         """The flat effective weights that training differentiates through."""
         mask = self.mask() if mask is None else mask
-        kernels = kernels_for(self.free)
-        if kernels is not None and self.layout.is_identity and self.compression.bits < 32:
-            lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
-            return kernels.FusedWeights.apply(
-                self.free, self.scores, mask, self.owned_weights, self.bank_values, lookup,
-                self.code_segments,
-            )  # fmt: skip
+        if self.free.is_cuda and self.layout.is_identity:
+            return self._fused(mask)
+        return self._plain(mask)
+
+    def _plain(self, mask: Tensor) -> Tensor:
         return EffectiveWeights.apply(
             self.free, self.scores, self.layout, mask, self.owned_weights, self.values()
         )
+
+    @torch.compiler.disable  # a kernel already
+    def _fused(self, mask: Tensor) -> Tensor:
+        kernels = kernels_for(self.free)
+        if kernels is None:
+            return self._plain(mask)
+        lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
+        return kernels.FusedWeights.apply(
+            self.free, self.scores, mask, self.owned_weights, self.bank_values,
+            lookup if self.has_codebooks else None, self.code_segments,
+        )  # fmt: skip
 
     @torch.no_grad()
     def values(self) -> Tensor:

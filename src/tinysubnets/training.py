@@ -20,7 +20,7 @@ from tinysubnets.capture import CapturedStep
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.numerics import arithmetic, seeded
 from tinysubnets.task import Task
-from tinysubnets.updates import compiled_update, flat_update, has_kernels, make_optimizer
+from tinysubnets.updates import flat_update, has_kernels, make_optimizer
 from tinysubnets.validation import Score, Validator
 
 PATIENCE = 6
@@ -156,13 +156,13 @@ class Training:
         self.changes = settings.augmentation if settings.augmentation.active else None
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
-        compiled = settings.engine == "compiled"
-        self._loss = compiled_loss() if compiled else loss_of
-        on_gpu = self.device.type == "cuda"
-        self._update = (
-            compiled_update(self.optimizer) if compiled and on_gpu else self.optimizer.step
-        )
+        self._loss = compiled_loss() if settings.engine == "compiled" else loss_of
+        self._update: Callable[[], object] = self.optimizer.step
         self._captured: CapturedStep | None = None
+        if self.device.type == "cuda":
+            tensors, architecture = module.measured_tensors(), module.architecture
+            for batches in (self.train, self.valid):
+                batches.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
 
     @property
     def finished(self) -> bool:
@@ -241,7 +241,7 @@ class Training:
 
     def use_flat_update_(self) -> None:
         """Update large vectors by a kernel of our own from now on, where it can be had."""
-        if self.settings.engine != "compiled" and has_kernels():
+        if has_kernels():
             self._update = flat_update(self.optimizer)
 
     def validate(self) -> Score:

@@ -7,7 +7,6 @@ is an update of both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -52,30 +51,6 @@ def make_optimizer(
         return torch.optim.SGD(rows, settings.learning_rate, settings.momentum, fused=True)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
     return kind(rows, settings.learning_rate, fused=True, capturable=device.type == "cuda")
-
-
-def compiled_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """A function that does what `optimizer.step()` does for SGD, Adam and AdamW."""
-    function = _compiled(isinstance(optimizer, torch.optim.SGD))
-
-    def update() -> None:
-        rows = [(p, g) for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        for parameter, _ in rows:
-            _prepare_(optimizer, parameter)
-        states = [optimizer.state[p] for p, _ in rows]
-        if isinstance(optimizer, torch.optim.SGD):
-            options = [(g["momentum"], g["weight_decay"]) for _, g in rows]
-            buffers = [s["momentum_buffer"] for s in states]
-            function([p for p, _ in rows], [p.grad for p, _ in rows], buffers,
-                     [g["lr"] for _, g in rows], options)  # fmt: skip
-            return
-        decoupled = isinstance(optimizer, torch.optim.AdamW)
-        options = [(*g["betas"], g["eps"], g["weight_decay"], decoupled) for _, g in rows]
-        moments = [(s["exp_avg"], s["exp_avg_sq"], s["step"]) for s in states]
-        function([p for p, _ in rows], [p.grad for p, _ in rows], moments,
-                 [g["lr"] for _, g in rows], options)  # fmt: skip
-
-    return update
 
 
 LARGE = 1 << 14
@@ -133,47 +108,3 @@ def _prepare_(optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
         "exp_avg": torch.zeros_like(parameter),
         "exp_avg_sq": torch.zeros_like(parameter),
     }
-
-
-@cache
-def _compiled(is_sgd: bool) -> Callable[..., None]:
-    return torch.compile(sgd_ if is_sgd else adam_, dynamic=False)
-
-
-@torch.no_grad()
-def sgd_(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    buffers: list[Tensor],
-    rates: list[Tensor],
-    options: list[tuple[float, float]],
-) -> None:
-    """Gradient descent with momentum, in place; options are (momentum, weight decay)."""
-    for p, g, b, rate, (momentum, decay) in zip(
-        parameters, gradients, buffers, rates, options, strict=True
-    ):
-        b.mul_(momentum).add_(g + decay * p)
-        p.sub_(rate * b)
-
-
-@torch.no_grad()
-def adam_(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    moments: list[tuple[Tensor, Tensor, Tensor]],
-    rates: list[Tensor],
-    options: list[tuple[float, float, float, float, bool]],
-) -> None:
-    """Adam, in place; options are (β1, β2, ε, weight decay, whether the decay is decoupled)."""
-    for p, g, (first, second, step), rate, (beta1, beta2, epsilon, decay, decoupled) in zip(
-        parameters, gradients, moments, rates, options, strict=True
-    ):
-        step.add_(1)
-        if decay and decoupled:
-            p.mul_(1 - rate * decay)
-        elif decay:
-            g = g + decay * p
-        first.lerp_(g, 1 - beta1)
-        second.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        scale = (second / (1 - beta2**step)).sqrt() + epsilon
-        p.sub_(rate / (1 - beta1**step) * first / scale)

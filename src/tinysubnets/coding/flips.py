@@ -45,7 +45,7 @@ from tinysubnets.coding.packing import pack_bits, packed_size, unpack_bits
 from tinysubnets.coding.rice import best_rice_shift, rice_decode, rice_encode
 from tinysubnets.errors import DamageError
 
-__all__ = ["decode_flips", "encode_flips", "find_flips"]
+__all__ = ["decode_flips", "encode_flips", "find_flips", "flip_pieces"]
 
 RAW, BYTE_HUFFMAN, GAP_HUFFMAN, RICE = range(4)
 _CODEC = 7
@@ -90,10 +90,16 @@ def decode_flips(data: bytes, count: int) -> NDArray[np.bool_]:
 
 def find_flips(data: bytes, count: int) -> NDArray[np.int64]:
     """The sorted positions of the ones of the array that `encode_flips` wrote."""
+    pieces = list(flip_pieces(data, count))
+    return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.int64), *pieces])
+
+
+def flip_pieces(data: bytes, count: int) -> Iterator[NDArray[np.int64]]:
+    """The positions that `find_flips` gives, in sorted pieces, so that they stay in the cache."""
     codec, inverted, _ = _open(data, count)
     if inverted or codec not in (GAP_HUFFMAN, RICE):
-        return np.flatnonzero(decode_flips(data, count))
-    return np.concatenate([np.empty(0, np.int64), *_positions(data, count)])
+        return iter([decode_flips(data, count).nonzero()[0]])
+    return _positions(data, count)
 
 
 def _open(data: bytes, count: int) -> tuple[int, bool, bytes]:

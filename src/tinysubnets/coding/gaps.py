@@ -15,6 +15,7 @@ gaps; a larger k keeps the table small where gaps are long.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,24 +70,21 @@ def gap_huffman_decode(data: bytes, shift: int, limit: int) -> Iterator[NDArray[
         raise DamageError("a stream of gaps ends inside a gap.")
     escapes = decoded.count(_ESCAPE)
     remainders = _unpack_remainders(plane, shift, symbols.size - escapes)
+    # The narrowest type that holds (254 << shift) + 2^shift and 255 << shift.
+    narrow = np.uint8 if not shift else np.uint16 if shift <= 8 else np.uint32
     last, used = -1, 0
     for start in range(0, symbols.size, CHUNK):
         piece = symbols[start : start + CHUNK]
-        steps = piece.astype(np.int64) << shift
-        if escapes:
-            found = np.flatnonzero(piece != _ESCAPE)
-            steps[found] += remainders[used : used + found.size]
-            steps[found] += 1
-            positions = np.cumsum(steps) + last
-            last, used = int(positions[-1]), used + found.size
-            yield positions[found]
-        else:
-            steps += remainders[start : start + CHUNK]
-            steps += 1
-            steps[0] += last
-            positions = np.cumsum(steps)
-            last = int(positions[-1])
-            yield positions
+        steps: NDArray[Any] = np.left_shift(piece, shift, dtype=narrow)
+        ends = np.flatnonzero(piece != _ESCAPE) if escapes else slice(None)
+        count = ends.size if escapes else piece.size
+        steps[ends] += 1
+        if shift:
+            steps[ends] += remainders[used : used + count]
+        positions = np.add.accumulate(steps, dtype=np.int64)
+        positions += last
+        last, used = int(positions[-1]), used + count
+        yield positions[ends]
 
 
 def _symbols_of(quotients: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tinysubnets.coding.flips import decode_flips, encode_flips, find_flips
+from tinysubnets.coding.flips import decode_flips, encode_flips, find_flips, flip_pieces
 from tinysubnets.coding.packing import packed_size
 from tinysubnets.errors import DamageError, SettingError
 
@@ -44,8 +44,6 @@ _FULLY_ENCODED = 3  # references, the best by entropy, whose real size is compar
 _WORTH = 0.97  # codecs 4 and 5 are slower to decode, so they have to save this share of the bytes
 _CHUNK = 1 << 17  # small enough for the cache
 _MAX_LENGTH_BYTES = 5
-_SMALL = 1 << 17  # masks so small are searched whole: fewer calls are worth more than fewer bytes
-_FEW_RANKS = 5  # up to one in so many of a mask's ones are found one by one, sooner than all
 
 
 def xor_entropy_bits(mask: Mask, reference: Mask | None = None) -> float:
@@ -126,67 +124,39 @@ def _decode_part(data: bytes, count: int, reference: Mask | None) -> Mask:
         np.not_equal(flips, reference, out=flips)
         return flips
     size, rest = _read_length(data[1:])
-    dropped = find_flips(rest[:size], int(np.count_nonzero(reference)))
-    added = find_flips(rest[size:], count)
-    if reference[added].any():
-        raise DamageError("a mask adds a place that its reference holds already.")
     mask = reference.copy()
-    mask[_select_ones(reference, dropped)] = False
-    mask[added] = True
+    _drop_(mask, reference, rest[:size])
+    for added in flip_pieces(rest[size:], count):
+        if reference[added].any():
+            raise DamageError("a mask adds a place that its reference holds already.")
+        mask[added] = True
     return mask
 
 
-def _select_ones(mask: Mask, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The positions of the ones with the given sorted ranks among all ones of a mask."""
-    if mask.size <= _SMALL:
-        return np.flatnonzero(mask)[ranks]
-    if ranks.size * _FEW_RANKS > np.count_nonzero(mask):
-        return _find_ones(mask)[ranks]
-    packed = np.packbits(mask, bitorder="little")
-    words = np.concatenate([packed, np.zeros(-packed.size % 8, np.uint8)]).view("<u8")
-    counts = _count_ones(words)
-    ends = np.cumsum(counts, dtype=np.int64)
-    word = np.searchsorted(ends, ranks, side="right")
-    left = (ranks - ends[word] + counts[word]).astype(np.uint8)  # the rank inside the word
-    bits, places = words[word], word * 64
-    for width in (32, 16, 8):
-        low = bits & np.uint64((1 << width) - 1)
-        below = _count_ones(low)
-        above = left >= below
-        left -= below * above
-        bits = np.where(above, bits >> np.uint64(width), low)
-        places += above * width
-    return places + _PLACE_IN_BYTE[bits.astype(np.uint8), left]
-
-
-def _count_ones(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """How many ones each 64-bit word holds."""
-    if hasattr(np, "bitwise_count"):  # numpy 2: twenty times faster
-        return np.bitwise_count(words)
-    return _ONES_OF_BYTE[words.view(np.uint8).reshape(-1, 8)].sum(1, dtype=np.uint8)
-
-
-def _byte_tables() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """How many ones each byte holds, and the place of its first, second, … one."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    places = np.argsort(1 - bits, axis=1, kind="stable").astype(np.uint8)
-    return bits.sum(1, dtype=np.uint8), places
-
-
-_ONES_OF_BYTE, _PLACE_IN_BYTE = _byte_tables()
-
-
-def _find_ones(mask: Mask) -> NDArray[np.int64]:
-    """The positions of the ones of a mask, as np.flatnonzero gives them, but at an even speed."""
-    # numpy is three times slower where at most a tenth are ones. Ones behind each piece prevent it.
-    padding = np.ones(_CHUNK // 8 + 1, np.bool_)
-    pieces = [np.empty(0, np.int64)]
+def _drop_(mask: Mask, reference: Mask, data: bytes) -> None:
+    """Take from a copy of the reference the ones whose ranks among all its ones are coded."""
+    if mask.size <= _CHUNK:
+        places = reference.nonzero()[0]
+        for ranks in flip_pieces(data, places.size):
+            mask[places[ranks]] = False
+        return
+    ranks = find_flips(data, int(np.count_nonzero(reference)))
+    buffer = np.ones(_CHUNK + _CHUNK // 8 + 1, np.bool_)
+    below, used = 0, 0  # ones in the pieces so far, and ranks of them
     for start in range(0, mask.size, _CHUNK):
-        part = mask[start : start + _CHUNK]
-        found = np.flatnonzero(np.concatenate([part, padding[: part.size // 8 + 1]]))
-        found += start
-        pieces.append(found[: np.searchsorted(found, start + part.size)])
-    return np.concatenate(pieces)
+        places = _find_ones(reference[start : start + _CHUNK], buffer)
+        stop = used + int(np.searchsorted(ranks[used:], below + places.size))
+        mask[start : start + _CHUNK][places[ranks[used:stop] - below]] = False
+        below, used = below + places.size, stop
+
+
+def _find_ones(piece: Mask, buffer: Mask) -> NDArray[np.int64]:
+    """The positions of the ones of a piece, as np.flatnonzero gives them, but at an even speed."""
+    # numpy is three times slower where at most a tenth are ones. The ones at the end of the buffer,
+    # behind the piece, prevent it.
+    first = _CHUNK - piece.size
+    buffer[first:_CHUNK] = piece
+    return buffer[first:].nonzero()[0][: np.count_nonzero(piece)]
 
 
 def _write_length(length: int) -> bytes:

@@ -31,9 +31,6 @@ from tinysubnets.errors import DamageError
 
 __all__ = ["best_rice_shift", "rice_decode", "rice_encode", "rice_size"]
 
-_POPCOUNT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
-
-
 def rice_size(gaps: NDArray[np.int64], shift: int) -> int:
     """The bytes that `rice_encode` takes."""
     return (int((gaps >> shift).sum()) + gaps.size * (shift + 1)) // 8 + 1
@@ -70,38 +67,40 @@ def rice_decode(data: bytes, shift: int) -> Iterator[NDArray[np.int64]]:
     end = 8 * len(data) - 9 + data[-1].bit_length()
     if not end:
         return
-    stream = np.frombuffer(data, np.uint8)
-    count = _count_gaps(stream, shift, end)
+    count = _count_gaps(data, shift, end)
     unary_bits = end - count * shift
-    bits = np.unpackbits(stream, count=end, bitorder="little")
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=end, bitorder="little")
     unary = bits[:unary_bits].view(np.bool_)
-    remainders = join_planes(bits[unary_bits:].reshape(shift, count))
-    # With e_i from 0, position i is (e_i << k) + r_0 + ... + r_i - i * (2^k - 1).
-    slack = (1 << shift) - 1
-    total, used = slack, 0
+    # With e_i from 0, position i is (e_i << k) + s - ((s - r_0) + ... + (s - r_i)), s = 2^k - 1.
+    largest = (1 << shift) - 1
+    lacking = join_planes(bits[unary_bits:].reshape(shift, count)) ^ largest
+    total, used = largest, 0
     for start in range(0, unary_bits, CHUNK):
-        ends = np.flatnonzero(unary[start : start + CHUNK])
+        ends = unary[start : start + CHUNK].nonzero()[0]
         if not ends.size:
             continue
-        steps = remainders[used : used + ends.size].astype(np.int64)
-        steps -= slack
-        steps[0] += total
-        sums = np.cumsum(steps)
-        total, used = int(sums[-1]), used + ends.size
-        ends += start
         ends <<= shift
-        ends += sums
+        ends += total + (start << shift)
+        if shift:
+            sums = np.add.accumulate(lacking[used : used + ends.size], dtype=np.int64)
+            ends -= sums
+            total, used = total - int(sums[-1]), used + ends.size
         yield ends
 
 
-def _count_gaps(stream: NDArray[np.uint8], shift: int, end: int) -> int:
+def _count_gaps(data: bytes, shift: int, end: int) -> int:
     """The number of gaps m of a Rice stream: its m-th one bit, plus m * shift bits, reach `end`."""
-    ones = np.cumsum(_POPCOUNT[stream], dtype=np.int64)
-    filled = np.arange(8, 8 * ones.size + 8, 8) + ones * shift
-    last = int(np.searchsorted(filled, end))  # the byte in which the unary plane ends
-    count = int(ones[last - 1]) if last else 0
+    # Halving, with a count of only the bytes between: several times faster than running counts.
+    last, above, count = 0, len(data), 0  # the unary plane ends in one of the bytes last to above
+    while above - last > 1:
+        middle = (last + above) // 2
+        ones = count + int.from_bytes(data[last:middle], "little").bit_count()
+        if 8 * middle + ones * shift < end:
+            last, count = middle, ones
+        else:
+            above = middle
     for bit in range(8):
-        if stream[last] >> bit & 1:
+        if data[last] >> bit & 1:
             count += 1
             if 8 * last + bit + 1 + count * shift == end:
                 return count

@@ -8,8 +8,12 @@ earlier ones are taken; the search for the last of them returns at once where al
 
 Digits have eight bits: a histogram in registers costs as much as it has bins.
 
+Where the last threshold is known, `near` looks around it first: two passes at the speed of memory
+instead of four slow ones. The kernels here then find the search ended, and return at once.
+
 The state of a segment is five int32: the bits found, the last place at which a number equal to the
-k-th is taken, how many more are needed, whether the search has ended, and k.
+k-th is taken, how many more are needed, how far the search is (0 going on, 1 ended, 2 candidates
+are being gathered), and k.
 """
 
 from __future__ import annotations
@@ -23,21 +27,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tinysubnets.kernels import near
+from tinysubnets.kernels.near import bits_of
+
 TILE = 4096
 DIGITS = (8, 8, 8, 7)  # 31 bits: the sign of a non-negative float is not coded
 BINS = 1 << 8
 STATE = 5
+LONG = 1 << 20  # shorter vectors are faster without the kernels that use hints
 
 Bounds = Sequence[tuple[int, int, int]]
-
-
-@triton.jit
-def _bits(values, allowed, place, inside, HAS_ALLOWED: tl.constexpr):
-    """The bits of magnitudes; -1 where a number may not be taken."""
-    bits = tl.load(values + place, mask=inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    if HAS_ALLOWED:
-        inside = inside & (tl.load(allowed + place, mask=inside, other=0) != 0)
-    return tl.where(inside, bits, -1)
 
 
 @triton.jit
@@ -52,7 +51,7 @@ def _count(
     if tl.load(state + segment * STATE + 3) == 0:
         offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
         inside = offset < tl.load(tiles + 3 * tile + 2)
-        bits = _bits(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
+        bits = bits_of(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
         agrees = (bits >> (SHIFT + WIDTH)) == tl.load(state + segment * STATE)
         digit = (bits >> SHIFT) & ((1 << WIDTH) - 1)
         local = tl.histogram(digit, BINS, mask=agrees)
@@ -97,7 +96,7 @@ def _last(
         need = need * 0
     while (need > 0) & (at < stop):
         offset = at + tl.arange(0, TILE)
-        bits = _bits(values, allowed, row * num_values + offset, offset < stop, HAS_ALLOWED)
+        bits = bits_of(values, allowed, row * num_values + offset, offset < stop, HAS_ALLOWED)
         equal = (bits == level).to(tl.int32)
         found = tl.sum(equal, 0)
         if found >= need:
@@ -109,19 +108,22 @@ def _last(
 
 @triton.jit
 def _fill(
-    values, allowed, tiles, state, mask, num_values, num_segments, HAS_ALLOWED: tl.constexpr,
-    TILE: tl.constexpr, STATE: tl.constexpr,
+    values, allowed, tiles, state, mask, hints, num_values, num_segments,
+    HAS_ALLOWED: tl.constexpr, HAS_HINTS: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
     """The mask of one tile: what exceeds the k-th largest, and the first of its equals."""
     tile, row = tl.program_id(0), tl.program_id(1)
     mine = state + (row * num_segments + tl.load(tiles + 3 * tile)) * STATE
     offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
     inside = offset < tl.load(tiles + 3 * tile + 2)
-    bits = _bits(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
+    bits = bits_of(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
     level = tl.load(mine)
     kept = (bits > level) | ((bits == level) & (offset <= tl.load(mine + 1)))
     kept = kept & (tl.load(mine + 4) > 0)
     tl.store(mask + row * num_values + offset, kept, mask=inside)
+    if HAS_HINTS:  # all tiles of a segment write the same
+        segment = row * num_segments + tl.load(tiles + 3 * tile)
+        tl.store(hints + segment, level.to(tl.float32, bitcast=True))
 
 
 def top_k_segments(
@@ -136,8 +138,14 @@ def top_k_segments(
     return mask, levels.reshape(*values.shape[:-1], len(bounds))
 
 
-def select(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The mask of the k largest magnitudes of each segment, and the state of the search."""
+def select(
+    values: Tensor, bounds: Bounds, allowed: Tensor | None = None, hints: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The mask of the k largest magnitudes of each segment, and the state of the search.
+
+    `hints` [..., segments] are the last thresholds, or anything else; the new ones take their
+    place. They change the time of a search of long vectors, never its result.
+    """
     size = values.shape[-1]
     table = values.detach().float().reshape(-1, size).contiguous()
     permits = (
@@ -148,6 +156,8 @@ def select(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> tup
     state = first.clone()
     grid, shift = (len(tiles), rows), 31
     how: dict[str, Any] = {"HAS_ALLOWED": allowed is not None, "TILE": TILE, "STATE": STATE}
+    if hints is not None and size >= LONG:
+        near.search_(table, permits, tiles, state, hints, num, how)
     for width in DIGITS:
         shift -= width
         _count[grid](table, permits, tiles, state, counts, size, num, SHIFT=shift, WIDTH=width,
@@ -157,7 +167,9 @@ def select(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> tup
     _last[(num, rows)](table, permits, borders, state, size, num, num_warps=16, **ties)
     empty = torch.empty if covered else torch.zeros
     mask = empty(rows, size, dtype=torch.bool, device=values.device)
-    _fill[grid](table, permits, tiles, state, mask.view(torch.uint8), size, num, num_warps=8, **how)
+    marks, levels = mask.view(torch.uint8), table if hints is None else hints
+    _fill[grid](table, permits, tiles, state, marks, levels, size, num,
+                HAS_HINTS=hints is not None, num_warps=8, **how)  # fmt: skip
     return mask.reshape(values.shape), state
 
 

@@ -13,20 +13,24 @@ TILE = 1024
 
 
 @triton.jit
-def _snapped(free, owned, bank, low, rate, table, place, inside, codebook, steps):
-    """The value of each weight: the bank's where owned, else the centre nearest to the free one."""
+def _valued(
+    free, owned, bank, low, rate, table, place, inside, codebook, steps, QUANTIZED: tl.constexpr
+):
+    """The value of each weight: the bank's where owned, else the free one or its centre."""
     value = tl.load(free + place, mask=inside, other=0.0)
-    step = (value - tl.load(low + codebook)) * tl.load(rate + codebook)
-    step = tl.minimum(tl.maximum(step, 0.0), steps - 1.0)
-    near = tl.load(table + codebook * steps + step.to(tl.int32), mask=inside, other=0.0)
+    if QUANTIZED:
+        step = (value - tl.load(low + codebook)) * tl.load(rate + codebook)
+        step = tl.minimum(tl.maximum(step, 0.0), steps - 1.0)
+        value = tl.load(table + codebook * steps + step.to(tl.int32), mask=inside, other=0.0)
     is_owned = tl.load(owned + place, mask=inside, other=0) != 0
-    return tl.where(is_owned, tl.load(bank + place, mask=inside, other=0.0), near), is_owned
+    theirs = tl.load(bank + place, mask=inside & is_owned, other=0.0)
+    return tl.where(is_owned, theirs, value), is_owned
 
 
 @triton.jit
 def _forward(
     free, kept, owned, bank, low, rate, table, tiles, out, num_values, num_segments, steps,
-    TILE: tl.constexpr,
+    QUANTIZED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Effective weights of one tile."""
     tile, row = tl.program_id(0), tl.program_id(1)
@@ -34,15 +38,17 @@ def _forward(
     offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
     inside = offset < tl.load(tiles + 3 * tile + 2)
     place = row * num_values + offset
-    value, _ = _snapped(free, owned, bank, low, rate, table, place, inside, codebook, steps)
-    is_kept = tl.load(kept + place, mask=inside, other=0) != 0
+    is_kept = tl.load(kept + place, mask=inside, other=0) != 0  # what is not is not even read
+    value, _ = _valued(
+        free, owned, bank, low, rate, table, place, is_kept, codebook, steps, QUANTIZED
+    )
     tl.store(out + place, tl.where(is_kept, value, 0.0), mask=inside)
 
 
 @triton.jit
 def _backward(
     gradient, free, scores, kept, owned, bank, low, rate, table, tiles, to_free, to_scores,
-    num_values, num_segments, steps, TILE: tl.constexpr,
+    num_values, num_segments, steps, QUANTIZED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of free values and scores of one tile."""
     tile, row = tl.program_id(0), tl.program_id(1)
@@ -50,7 +56,9 @@ def _backward(
     offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
     inside = offset < tl.load(tiles + 3 * tile + 2)
     place = row * num_values + offset
-    value, is_owned = _snapped(free, owned, bank, low, rate, table, place, inside, codebook, steps)
+    value, is_owned = _valued(
+        free, owned, bank, low, rate, table, place, inside, codebook, steps, QUANTIZED
+    )
     is_kept = tl.load(kept + place, mask=inside, other=0) != 0
     slope = tl.load(gradient + place, mask=inside, other=0.0)
     score = tl.load(scores + place, mask=inside, other=0.0)
@@ -62,7 +70,8 @@ def _backward(
 class FusedWeights(torch.autograd.Function):
     """`EffectiveWeights` for one mask bit per weight, each direction in one kernel.
 
-    Quantized values are looked up again going backward: that costs less than keeping them.
+    Quantized values are looked up again going backward: that costs less than keeping them. Without
+    a `lookup` free values are used as they are.
     """
 
     @staticmethod
@@ -72,12 +81,13 @@ class FusedWeights(torch.autograd.Function):
         rows = free.numel() // size
         tiles, *_ = plan(bounds, rows, size, free.device, TILE)
         ctx.size, ctx.num, ctx.grid = size, len(segments), (len(tiles), rows)
-        low, rate, table = lookup
+        ctx.quantized = lookup is not None
+        low, rate, table = lookup if ctx.quantized else (free, free, free)
         ctx.save_for_backward(free, scores, mask, owned, bank, low, rate, table, tiles)
         out = torch.empty_like(free)
         _forward[ctx.grid](
             free, mask.view(torch.uint8), owned.view(torch.uint8), bank, low, rate, table, tiles,
-            out, size, ctx.num, table.shape[-1], TILE=TILE,
+            out, size, ctx.num, table.shape[-1], QUANTIZED=ctx.quantized, TILE=TILE,
         )  # fmt: skip
         return out
 
@@ -88,6 +98,6 @@ class FusedWeights(torch.autograd.Function):
         _backward[ctx.grid](
             gradient.contiguous(), free, scores, mask.view(torch.uint8), owned.view(torch.uint8),
             bank, low, rate, table, tiles, to_free, to_scores, ctx.size, ctx.num,
-            table.shape[-1], TILE=TILE,
+            table.shape[-1], QUANTIZED=ctx.quantized, TILE=TILE,
         )  # fmt: skip
         return to_free, to_scores, None, None, None, None, None

@@ -13,6 +13,8 @@ class TSNSettings:
     """What TinySubNets does with each task.
 
     - `density`: the share of shared weights a task's mask keeps.
+    - `balance`: 0 gives every tensor that density; above, small tensors are denser, by their size
+      to this power, and large ones sparser, so that the whole has it.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
     - `training_bits`: the width while training with bits "auto".
@@ -31,6 +33,7 @@ class TSNSettings:
     """
 
     density: float = 0.3
+    balance: float = 0.0
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4
@@ -54,6 +57,7 @@ class TSNSettings:
 
     def __post_init__(self) -> None:
         _need(0 < self.density <= 1, "density", self.density, "a share above 0, at most 1")
+        _need(0 <= self.balance <= 1, "balance", self.balance, "a number from 0 to 1")
         _need(
             self.bits == "auto" or self.bits in (*range(2, 9), 32),
             "bits",

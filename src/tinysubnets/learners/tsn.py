@@ -280,7 +280,7 @@ class Lesson:
     def _module(self, bank: Bank) -> TaskModule:
         """What is trained: masked weights over the bank."""
         settings, store = self.learner.settings, self.learner.store
-        keep, free = store.layout.keep(settings.density), bank.free_per_tensor()
+        keep, free = store.layout.keep(settings.density, settings.balance), bank.free_per_tensor()
         if settings.sharing == "none":
             keep = tuple(min(k, f) for k, f in zip(keep, free, strict=True))
         elif sum(free) == 0:
