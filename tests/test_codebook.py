@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinysubnets import codebook
+from tinysubnets import codebook, refresh
 from tinysubnets.errors import SettingError
 
 KINDS = ["gaussian", "laplace", "gapped"]
@@ -154,7 +154,7 @@ def flat_vector() -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
     return values, weights, segments
 
 
-PATHS = [codebook.refresh, codebook._refresh_fixed]
+PATHS = [refresh.refresh, refresh._refresh_fixed]
 
 
 @pytest.mark.parametrize("path", range(2))
@@ -200,15 +200,15 @@ def test_only_chosen_values_count(path: int) -> None:
 def test_a_useless_start_is_given_up() -> None:
     values, weights, segments = flat_vector()
     lost = torch.full((2, 4, 8), 50.0) + torch.arange(8)
-    cold = codebook.refresh(values, weights, segments, 8)
-    assert torch.equal(codebook.refresh(values, weights, segments, 8, lost), cold)
+    cold = refresh.refresh(values, weights, segments, 8)
+    assert torch.equal(refresh.refresh(values, weights, segments, 8, lost), cold)
 
 
 @pytest.mark.parametrize("k", [1, 2, 16, 64])
 def test_snap_gives_a_centre_within_its_bound(k: int) -> None:
     values, weights, segments = flat_vector()
     values[0, :3] = torch.tensor([1e30, -1e30, 0.0])
-    centres = codebook.refresh(values, weights, segments, k)
+    centres = refresh.refresh(values, weights, segments, k)
     out = codebook.snap(values, centres, segments)
     steps = codebook.num_steps(k)
     for row in range(2):
@@ -225,7 +225,7 @@ def test_snap_gives_a_centre_within_its_bound(k: int) -> None:
 
 def test_snap_has_one_answer_on_both_paths() -> None:
     values, weights, segments = flat_vector()
-    centres = codebook.refresh(values, weights, segments, 16)
+    centres = refresh.refresh(values, weights, segments, 16)
     out = codebook.snap(values, centres, segments)
     low, rate, table = lookup = codebook.lookup_of(centres)
     assert torch.equal(codebook._snap_fixed(values, low, rate, table, segments), out)

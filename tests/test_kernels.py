@@ -151,27 +151,60 @@ def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> No
 
 @needs_triton
 def test_a_warm_refresh_by_kernels_equals_the_plain_one() -> None:
-    from tinysubnets import codebook, kernels
+    from tinysubnets import kernels, refresh
 
     generator = torch.Generator().manual_seed(5)
     segments = [(0, 5000), (5000, 5010), (5010, 30_000)]
     flat = torch.randn(2, 30_000, generator=generator).to(DEVICE) ** 3
     keep = torch.rand(2, 30_000, generator=generator).to(DEVICE) < 0.2
     keep[0, 5000:5010] = False  # one codebook without a value
-    old = codebook._refresh_fixed(flat * 1.1, keep, segments, 16, None)
-    extent = codebook._extent_of(old)
-    plain = codebook._histogram(flat, keep, segments, 512, extent)
-    mine = kernels.histogram(flat, keep, segments, 512, extent)
-    assert torch.equal(mine[0].sum(-1), plain[0].sum(-1))
-    torch.testing.assert_close(mine[1].sum(-1), plain[1].sum(-1), rtol=1e-6, atol=1e-6)
-    assert (mine[0] - plain[0]).abs().sum() <= 1e-3 * plain[0].sum()  # logarithms round differently
-    means, used = kernels.settle(*mine, old, 4)
+    old = refresh._refresh_fixed(flat * 1.1, keep, segments, 16, None)
+    extent = refresh._extent_of(old)
+    plain = refresh._count_cells(flat, keep, segments, 2048, extent)
+    mine = kernels.count_cells(flat, keep, segments, 2048, extent)
+    assert torch.equal(mine.sum(-1), plain.sum(-1))
+    assert (mine - plain).abs().sum() <= 1e-3 * plain.sum()  # logarithms round differently
+    count, total = refresh._histogram(flat, keep, segments, 512, extent)
+    means, used = kernels.settle(count, total, old, 4)
     centres = old
     for _ in range(4):
-        expected, expected_used = codebook._lloyd_fixed(*mine, centres)
+        expected, expected_used = refresh._lloyd_fixed(count, total, centres)
         centres = torch.where(expected_used, expected, centres).sort(-1).values
     assert torch.equal(used, expected_used)
     torch.testing.assert_close(means[used], expected[used], rtol=1e-6, atol=1e-7)
+
+
+@needs_triton
+def test_long_segments_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinysubnets.kernels import centres
+
+    monkeypatch.setattr(centres, "ENOUGH", 10_000)
+    values, kept = torch.ones(1, 40_960), torch.ones(1, 40_960, dtype=torch.bool)
+    extent = (torch.ones(1, 2), torch.ones(1, 2))
+    segments = ((0, 8192), (8192, 40_960))
+    centres._sample.cache_clear()
+    counts = centres.count_cells(
+        values.to(DEVICE), kept.to(DEVICE), segments, 64, tuple(x.to(DEVICE) for x in extent)
+    )
+    centres._sample.cache_clear()
+    assert counts.sum(-1).tolist() == [[8192, 11 * 1024]]  # all, and every third of 32 tiles
+
+
+@needs_triton
+@pytest.mark.parametrize("k", [4, 16, 64])
+def test_lookup_tables_by_the_kernel_equal_the_plain_ones(k: int) -> None:
+    from tinysubnets import codebook, kernels
+
+    centres = torch.randn(2, 3, k, generator=torch.Generator().manual_seed(6)).sort(-1).values
+    centres[0, 1] = 0.0  # no codebook yet
+    centres[1, 2, k // 2 :] = centres[1, 2, k // 2]  # fewer values than centres
+    centres = centres.to(DEVICE)
+    expected = codebook.lookup_of(centres)
+    mine = tuple(torch.full_like(t, -9.0) for t in expected)
+    kernels.tabulate_(centres, *mine)
+    for one, two in zip(mine[:2], expected[:2], strict=True):
+        torch.testing.assert_close(one, two)
+    assert (mine[2] != expected[2]).float().mean() <= 1e-3  # a border may round to the next step
 
 
 @needs_triton

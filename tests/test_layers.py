@@ -13,7 +13,7 @@ import tinysubnets
 ROOT = Path(tinysubnets.__file__).parent
 ORDER = """
     version errors arrays config task
-    numerics kernels kmeans masks codebook seeds divergence augment
+    numerics kernels kmeans masks codebook refresh seeds divergence augment
     coding words
     wrappable architecture layout subnet bank mask_references capacity store start
     networks

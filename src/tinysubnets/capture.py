@@ -1,11 +1,12 @@
-"""A training step recorded once as a CUDA graph and replayed, so that small networks do not wait.
+"""Training steps and measurements recorded once as CUDA graphs and replayed, so that none waits.
 
-Everything is inside the graph: picking the batch, augmentation, forward, backward, the optimizer
-and the learning rate. Between replays the host only counts.
+Everything of a step is inside its graph: picking the batch, augmentation, forward, backward, the
+optimizer and the learning rate. Between replays the host only counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,27 @@ if TYPE_CHECKING:
     from tinysubnets.training import Training
 
 WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before the recording
+
+
+def recorded(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """The function as a graph: it reads tensors that stay where they are and waits for nothing.
+
+    Its result is overwritten by the next call.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return result
+
+    return replay
 
 
 class CapturedStep:

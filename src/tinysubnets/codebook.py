@@ -1,7 +1,7 @@
-"""Codebooks: nearly optimal one-dimensional k-means, deterministic, fast enough for training.
+"""Codebooks: nearly optimal one-dimensional k-means, deterministic.
 
-`fit` makes a final codebook and `assign` its codes. In training, `refresh` makes the centres of all
-segments of a flat vector at once and `snap` puts each value on the nearest.
+`fit` makes a final codebook and `assign` its codes. In training `snap` puts each value of a flat
+vector on the nearest centre of its segment; those centres come from `refresh`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from tinysubnets import kmeans
 from tinysubnets.errors import SettingError
-from tinysubnets.masks import kernels_for, spread
+from tinysubnets.masks import spread
 
 _CELLS = 1 << 16  # cells of the fine histogram; up to so many values are their own cells
-_TRAINING_CELLS = 1 << 13
 _LLOYD_STEPS = 30
-_WARM_STEPS = 4  # Lloyd steps of a refresh from the previous centres
 _STEPS = 4096  # steps of the lookup table
 
 Lookup = tuple[Tensor, Tensor, Tensor]  # start, steps per unit, centre of each step
@@ -82,37 +79,6 @@ def round_centres(centres: Tensor) -> Tensor:
     merged = (half[..., 1:] == half[..., :-1]) & (centres[..., 1:] != centres[..., :-1])
     whole = fine.all(-1, keepdim=True) & ~merged.any(-1, keepdim=True)
     return torch.where(whole, half, centres)
-
-
-def refresh(
-    values: Tensor,
-    weights: Tensor,
-    segments: Sequence[tuple[int, int]],
-    k: int,
-    previous: Tensor | None = None,
-) -> Tensor:
-    """Training centres [..., segments, k] of a flat vector [..., N], where `weights` is true.
-
-    Optimal over a histogram, or, from `previous` centres, a few Lloyd steps on it. Rounded like
-    `round_centres`, sorted; a segment with fewer than `k` values repeats its last centre, an empty
-    one has zeros. On a CPU only the chosen values are touched; elsewhere shapes are fixed and the
-    host never waits, and sums are kept in integers, so that the result is deterministic.
-    """
-    values, weights = values.detach(), weights.expand(values.shape)
-    if values.device.type != "cpu" or torch.compiler.is_compiling():
-        return _refresh_fixed(values, weights, segments, k, previous)
-    table = values.reshape(-1, values.shape[-1]).float().numpy()
-    chosen = weights.reshape(-1, values.shape[-1]).numpy()
-    out = np.zeros((len(table), len(segments), k), dtype=np.float32)
-    olds = None if previous is None else previous.detach().reshape(out.shape).double().numpy()
-    for row, (numbers, keep) in enumerate(zip(table, chosen, strict=True)):
-        for i, (start, stop) in enumerate(segments):
-            part = numbers[start:stop][keep[start:stop]]
-            part = part[np.isfinite(part)]
-            if len(part):
-                centres = _train(part, k, None if olds is None else np.unique(olds[row, i]))
-                out[row, i] = np.pad(centres, (0, k - len(centres)), mode="edge")
-    return round_centres(torch.from_numpy(out)).reshape(*values.shape[:-1], len(segments), k)
 
 
 def snap(
@@ -180,131 +146,6 @@ def lookup_of(centres: Tensor) -> Lookup:
     ahead.scatter_add_(-1, cell, torch.ones_like(cell))
     code = ahead.cumsum(-1).clamp_max(centres.shape[-1] - 1)
     return low[..., 0], rate[..., 0], centres.gather(-1, code)
-
-
-def _train(numbers: np.ndarray, k: int, old: np.ndarray | None) -> np.ndarray:
-    """Training centres of one segment on a CPU: warm from `old` ones while all of them are used."""
-    atoms = kmeans.atoms(numbers, _TRAINING_CELLS, k)
-    if len(atoms.place) <= k:
-        return atoms.place
-    if old is not None and len(old) == k:
-        centres = kmeans.lloyd(atoms, old, _WARM_STEPS)
-        if len(centres) == k:
-            return centres
-    borders = kmeans.borders(atoms, max(256, 4 * k))
-    splits = kmeans.divide(atoms, borders, min(k, len(borders) - 1))
-    return kmeans.lloyd(atoms, kmeans.centres(atoms, borders, splits, k), _WARM_STEPS)
-
-
-def _refresh_fixed(
-    values: Tensor,
-    weights: Tensor,
-    segments: Sequence[tuple[int, int]],
-    k: int,
-    previous: Tensor | None,
-) -> Tensor:
-    """`refresh` in fixed shapes, for all segments at once."""
-    flat, keep = (x.reshape(-1, values.shape[-1]) for x in (values.float(), weights))
-    kernels, bins = kernels_for(flat), 512 if k <= 64 else 1024
-    old = None if previous is None else previous.detach().reshape(len(flat), len(segments), k)
-    extent = _extent(flat, keep, segments) if old is None else _extent_of(old)
-    histogram = _histogram if kernels is None else kernels.histogram
-    count, total = histogram(flat, keep, segments, bins, extent)
-    if old is None:
-        means, used = _best_means(count, total, k)
-    elif kernels is not None and k <= 32:
-        means, used = kernels.settle(count, total, old, _WARM_STEPS)
-    else:
-        for _ in range(_WARM_STEPS):
-            means, used = _lloyd_fixed(count, total, old)
-            old = torch.where(used, means, old).sort(-1).values
-    centres = torch.where(used, means, torch.inf).sort(-1).values
-    last = centres.masked_fill(centres.isinf(), -torch.inf).amax(-1, keepdim=True)
-    centres = torch.minimum(centres, last).masked_fill(last.isinf(), 0.0)
-    return round_centres(centres).reshape(*values.shape[:-1], len(segments), k)
-
-
-def _extent(
-    flat: Tensor, keep: Tensor, segments: Sequence[tuple[int, int]]
-) -> tuple[Tensor, Tensor]:
-    """The mean and the largest magnitude [rows, segments] of the kept values."""
-    sizes = torch.where(keep, flat, 0.0).abs()
-    parts = [sizes[:, start:stop] for start, stop in segments]
-    amounts = torch.stack([keep[:, start:stop].sum(-1) for start, stop in segments], -1)
-    scale = torch.stack([part.sum(-1) for part in parts], -1) / amounts.clamp_min(1)
-    reach = torch.stack([part.amax(-1) for part in parts], -1)
-    return scale.clamp_min(1e-30), reach.clamp_min(1e-30)
-
-
-def _extent_of(centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Much the same from the last centres, with room for values to have moved outwards."""
-    sizes = centres.abs()
-    return sizes.mean(-1).clamp_min(1e-30), 2 * sizes.amax(-1).clamp_min(1e-30)
-
-
-def _histogram(
-    flat: Tensor,
-    keep: Tensor,
-    segments: Sequence[tuple[int, int]],
-    bins: int,
-    extent: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Counts and sums [rows, segments, bins] of the kept values, bins uniform in asinh(x / scale).
-
-    Sums are of integers, whose order does not matter. Dropped values are counted in spare bins,
-    many of them, because one counter for all would be a bottleneck.
-    """
-    size, num = flat.shape[-1], len(flat) * len(segments)
-    scale, reach = extent
-    kept = torch.where(keep, flat, 0.0)
-    rate = (bins / 2 - 0.5) / torch.asinh(reach / scale)
-    slot = torch.arange(num, device=flat.device).reshape(len(flat), -1)
-    wide = [spread(x, segments, size, 1) for x in (1 / scale, rate, 1 / reach)]
-    place = (torch.asinh(kept * wide[0]) * wide[1] + bins / 2).long().clamp(0, bins - 1)
-    spare = num * bins + torch.arange(size, device=flat.device) % 4096
-    inside = keep & spread(torch.ones_like(slot), segments, size, 0).bool()
-    cell = torch.where(inside, place + spread(slot * bins, segments, size, 0), spare).flatten()
-    sums = torch.zeros(2, num * bins + 4096, dtype=torch.int64, device=flat.device)
-    sums[0].scatter_add_(0, cell, torch.ones_like(cell))
-    share = (kept * wide[2]).clamp(-64, 64).double()  # no sum of integers may overflow
-    sums[1].scatter_add_(0, cell, (share * 2.0**30).round().long().flatten())
-    count, total = sums[:, : num * bins].reshape(2, len(flat), len(segments), bins).double()
-    return count, total * (reach.double() * 2.0**-30)[..., None]
-
-
-def _best_means(count: Tensor, total: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The means of the best division of the bins into `k`, and which of them hold values."""
-    count, total = pad(count.cumsum(-1), (1, 0)), pad(total.cumsum(-1), (1, 0))
-    gain = (total[..., None, :] - total[..., None]).square()
-    gain = gain / (count[..., None, :] - count[..., None]).clamp_min(1)
-    gain = gain.float().triu()
-    gain = gain.masked_fill(torch.ones_like(gain, dtype=torch.bool).tril(-1), -torch.inf)
-    best, splits = gain[..., 0, :], []
-    for _ in range(k - 1):
-        best, split = (best[..., None] + gain).max(-2)
-        splits.append(split)
-    cuts = [torch.full_like(count[..., :1], count.shape[-1] - 1, dtype=torch.int64)]
-    for split in splits[::-1]:
-        cuts.append(split.gather(-1, cuts[-1]))
-    cuts.append(torch.zeros_like(cuts[0]))
-    cut = torch.cat(cuts[::-1], -1)
-    return _means(count, total, cut)
-
-
-def _lloyd_fixed(count: Tensor, total: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """The means after one Lloyd step on the bins, and which of them hold values."""
-    places = torch.where(count > 0, total / count.clamp_min(1), -torch.inf).cummax(-1).values
-    border = (centres[..., 1:] + centres[..., :-1]).double() / 2
-    cut = torch.searchsorted(places, border, right=True)
-    ends = torch.full_like(cut[..., :1], count.shape[-1])
-    cut = torch.cat([torch.zeros_like(ends), cut, ends], -1)
-    return _means(pad(count.cumsum(-1), (1, 0)), pad(total.cumsum(-1), (1, 0)), cut)
-
-
-def _means(count: Tensor, total: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean between neighbouring cuts of cumulative counts and sums, and where one exists."""
-    amount = count.gather(-1, cut).diff(dim=-1)
-    return (total.gather(-1, cut).diff(dim=-1) / amount.clamp_min(1)).float(), amount > 0
 
 
 def _snap_fixed(

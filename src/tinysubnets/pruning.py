@@ -75,54 +75,92 @@ def post_prune(
     path: tuple[int | str, ...],
 ) -> Pruned:
     """Drop own new weights while γ rises; `measure` gives the validation accuracy under a mask."""
-    best = candidate.mask
-    accuracy = measure(best)
-    gamma = settings.alpha * accuracy + settings.beta * spare(best, candidate, layout, settings)
     magnitude = layout.sum(candidate.values.abs())
-    picks = seeds.uniform(settings.iterations, *path, "pruning")
-    kept = 0
+    queues: dict[int, Queue] = {}
+    best, accuracy, kept = candidate.mask, measure(candidate.mask), 0
+    total = num_owned(best, candidate, layout)
+    gamma = settings.alpha * accuracy + settings.beta * spare(
+        best, candidate, layout, settings, total
+    )
     undone: set[int] = set()  # layers whose step would be the same as one that was undone
-    for pick in picks:
+    for pick in seeds.uniform(settings.iterations, *path, "pruning"):
         tensor = int(pick * len(layout.block_segments))
         if tensor in undone:
             continue
-        trial = _dropped(
-            best, candidate.owned, magnitude, layout.block_segments[tensor], settings.step
-        )
-        if trial is None:
+        if tensor not in queues:
+            queues[tensor] = Queue.of(candidate, layout, magnitude, tensor)
+        queue = queues[tensor]
+        count = queue.next(settings.step)
+        if count == 0:
             continue
+        trial = best.clone()
+        trial[queue.blocks[queue.gone : queue.gone + count]] = False
+        trial_total = total - queue.weights(count)
         trial_accuracy = measure(trial)
         trial_gamma = settings.alpha * trial_accuracy + settings.beta * spare(
-            trial, candidate, layout, settings
+            trial, candidate, layout, settings, trial_total
         )
         if trial_gamma > gamma:
             best, gamma, accuracy, kept = trial, trial_gamma, trial_accuracy, kept + 1
+            total = trial_total
+            queue.gone += count
             undone.clear()
         else:
             undone.add(tensor)
     return Pruned(best, kept, accuracy)
 
 
-def spare(mask: Tensor, candidate: Candidate, layout: Layout, settings: PruningSettings) -> float:
-    """What the objective rewards: the share of weights, or of dense bytes, that stays unused."""
+@dataclass
+class Queue:
+    """The own new blocks of one tensor in the order they are dropped in, the smallest first.
+
+    Sorted once: no step changes a weight. `sizes` counts the weights of the first so many blocks.
+    """
+
+    blocks: Tensor
+    sizes: list[int]
+    num_blocks: int
+    gone: int = 0
+
+    @classmethod
+    def of(cls, candidate: Candidate, layout: Layout, magnitude: Tensor, tensor: int) -> Queue:
+        """The queue of one tensor."""
+        i, j = layout.block_segments[tensor]
+        own = (candidate.mask[i:j] & ~candidate.owned[i:j]).nonzero().flatten() + i
+        order = own[torch.argsort(magnitude[own], stable=True)]
+        sizes = layout.block_sizes[order.cpu()].cumsum(0).tolist()
+        return cls(order, [0, *sizes], j - i)
+
+    def next(self, step: float) -> int:
+        """How many blocks a step drops."""
+        return min(max(1, round(step * self.num_blocks)), len(self.blocks) - self.gone)
+
+    def weights(self, count: int) -> int:
+        """How many weights the next blocks hold."""
+        return self.sizes[self.gone + count] - self.sizes[self.gone]
+
+
+def num_owned(mask: Tensor, candidate: Candidate, layout: Layout) -> int:
+    """How many weights are owned once the task is claimed with this mask."""
     sizes = layout.block_sizes.to(mask.device)
+    return int(sizes[candidate.owned | mask].sum())
+
+
+def spare(
+    mask: Tensor,
+    candidate: Candidate,
+    layout: Layout,
+    settings: PruningSettings,
+    owned: int | None = None,
+) -> float:
+    """What the objective rewards: the share of weights, or of dense bytes, that stays unused.
+
+    `owned` is the number of weights owned with this mask, where it is known.
+    """
+    owned = num_owned(mask, candidate, layout) if owned is None else owned
     if settings.objective == "sparsity":
-        return 1.0 - float(sizes[candidate.owned | mask].sum()) / layout.num_weights
+        return 1.0 - owned / layout.num_weights
+    sizes = layout.block_sizes.to(mask.device)
     own = float(sizes[mask & ~candidate.owned].sum()) * candidate.bits
     masks = min(entropy_bits(mask, r) for r in (None, *candidate.references))
     return 1.0 - (own + masks) / (32 * layout.num_weights)
-
-
-def _dropped(
-    mask: Tensor, owned: Tensor, magnitude: Tensor, segment: tuple[int, int], step: float
-) -> Tensor | None:
-    """The mask without the smallest own new blocks of one tensor; None where it has none."""
-    i, j = segment
-    own = (mask[i:j] & ~owned[i:j]).nonzero().flatten()
-    count = min(max(1, round(step * (j - i))), len(own))
-    if count == 0:
-        return None
-    smallest = own[torch.argsort(magnitude[i:j][own], stable=True)[:count]]
-    trial = mask.clone()
-    trial[i + smallest] = False
-    return trial

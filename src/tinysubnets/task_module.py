@@ -18,9 +18,10 @@ from torch.nn import functional
 
 from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
-from tinysubnets.codebook import lookup_of, refresh, snap
+from tinysubnets.codebook import lookup_of, snap
 from tinysubnets.layout import Layout
 from tinysubnets.masks import kernels_for, top_k_segments
+from tinysubnets.refresh import refresh
 from tinysubnets.start import Start
 
 
@@ -173,8 +174,12 @@ class TaskModule(nn.Module):
     @torch.no_grad()
     def index_(self) -> None:
         """Bring the lookup table of `quantized` in line with the centres."""
-        for name, tensor in zip(LOOKUP, lookup_of(self.centres), strict=True):
-            getattr(self, name).copy_(tensor)
+        kernels, tables = kernels_for(self.centres), [getattr(self, name) for name in LOOKUP]
+        if kernels is not None and self.has_codebooks:
+            kernels.tabulate_(self.centres, *tables)
+            return
+        for table, tensor in zip(tables, lookup_of(self.centres), strict=True):
+            table.copy_(tensor)
 
     @torch.no_grad()
     def quantized(self) -> Tensor:

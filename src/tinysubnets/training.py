@@ -16,7 +16,7 @@ from tinysubnets import seeds
 from tinysubnets.architecture import Architecture
 from tinysubnets.augment import Augmentation
 from tinysubnets.batches import Batches
-from tinysubnets.capture import CapturedStep
+from tinysubnets.capture import CapturedStep, recorded
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.numerics import arithmetic, seeded
 from tinysubnets.task import Task
@@ -159,6 +159,7 @@ class Training:
         self._loss = compiled_loss() if settings.engine == "compiled" else loss_of
         self._update: Callable[[], object] = self.optimizer.step
         self._captured: CapturedStep | None = None
+        self._measure: Callable[[], Tensor] | None = None
         if self.device.type == "cuda":
             tensors, architecture = module.measured_tensors(), module.architecture
             for batches in (self.train, self.valid):
@@ -205,7 +206,7 @@ class Training:
 
     def _run(self, order: Tensor, rates: list[float], due: set[int]) -> Tensor:
         """The steps of one epoch, replayed where they can be; gives the sum of their losses."""
-        if self._can_capture:
+        if self.can_capture:
             filled = self.train.filled(order, self.settings.batch_size)
             self._captured = self._captured or CapturedStep(self, filled.shape[1])
             return self._captured.run(filled, rates, due)
@@ -220,7 +221,8 @@ class Training:
         return total
 
     @property
-    def _can_capture(self) -> bool:
+    def can_capture(self) -> bool:
+        """Whether steps and measurements can be recorded as graphs."""
         resident = self.train.resident is not None
         return self.device.type == "cuda" and self.settings.engine != "eager" and resident
 
@@ -244,9 +246,16 @@ class Training:
         if has_kernels():
             self._update = flat_update(self.optimizer)
 
+    def measure(self) -> Tensor:
+        """Right answers and sum of losses on validation data, with statistics of its own."""
+        return self.validator.count(self.module.measured_tensors())
+
     def validate(self) -> Score:
-        """The validation score of the network as it stands, with statistics of its own."""
-        return self.validator(self.module.measured_tensors())
+        """The validation score of the network as it stands."""
+        if self._measure is None:
+            can_record = self.can_capture and self.valid.resident is not None
+            self._measure = recorded(self.measure) if can_record else self.measure
+        return Score.of(self._measure(), len(self.valid))
 
     def restore_best_(self) -> None:
         """Go back to the best epoch by validation; masks follow from the restored scores."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,20 +24,42 @@ class Score:
     accuracy: float
     loss: float
 
+    @classmethod
+    def of(cls, counts: Tensor, num_samples: int) -> Score:
+        """The score from what `count` gives."""
+        correct, loss = counts.tolist()
+        return cls(correct / num_samples, loss / num_samples)
+
 
 @arithmetic("float32", deterministic=True)
+@torch.no_grad()
+def count(
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    batches: Batches,
+    chunk: int = CHUNK,
+    answer: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """How many answers are right, and the sum of losses, of the network in evaluation mode.
+
+    `answer` may change logits, given the labels, before they count.
+    """
+    found = torch.zeros(2, dtype=torch.float64, device=batches.device)
+    for inputs, labels in batches.chunks(chunk):
+        logits = architecture(tensors, inputs).float()
+        if answer is not None:
+            logits = answer(logits, labels)
+        right = (logits.argmax(1) == labels).sum()
+        loss = functional.cross_entropy(logits, labels, reduction="sum")
+        found += torch.stack([right.double(), loss.double()])
+    return found
+
+
 def score(
     architecture: Architecture, tensors: Mapping[str, Tensor], batches: Batches, chunk: int = CHUNK
 ) -> Score:
     """Accuracy and loss of the network with these tensors, in evaluation mode."""
-    correct = torch.zeros((), device=batches.device)
-    loss = torch.zeros((), device=batches.device)
-    with torch.no_grad():
-        for inputs, labels in batches.chunks(chunk):
-            logits = architecture(tensors, inputs).float()
-            correct += (logits.argmax(1) == labels).sum()
-            loss += functional.cross_entropy(logits, labels, reduction="sum")
-    return Score(float(correct) / len(batches), float(loss) / len(batches))
+    return Score.of(count(architecture, tensors, batches, chunk), len(batches))
 
 
 @arithmetic("float32", deterministic=True)
@@ -91,7 +113,11 @@ class Validator:
         self, tensors: Mapping[str, Tensor], *, calibrate: bool = True, samples: int | None = None
     ) -> Score:
         """The validation score; statistics are estimated anew unless they are final already."""
-        if calibrate:
-            limit = samples or CALIBRATION_SAMPLES
-            tensors = calibrated(self.architecture, tensors, self.train, limit)
-        return score(self.architecture, tensors, self.valid)
+        if not calibrate:
+            return score(self.architecture, tensors, self.valid)
+        return Score.of(self.count(tensors, samples or CALIBRATION_SAMPLES), len(self.valid))
+
+    def count(self, tensors: Mapping[str, Tensor], samples: int = CALIBRATION_SAMPLES) -> Tensor:
+        """Right answers and sum of losses, with statistics of so many training samples."""
+        own = calibrated(self.architecture, tensors, self.train, samples)
+        return count(self.architecture, own, self.valid)

@@ -1,6 +1,6 @@
 """Triton kernels for the training step on a GPU; importable only where Triton is installed."""
 
-from tinysubnets.kernels.centres import histogram, settle
+from tinysubnets.kernels.centres import count_cells, settle, tabulate_
 from tinysubnets.kernels.select import select, top_k_segments
 from tinysubnets.kernels.updates import adam_, sgd_
 from tinysubnets.kernels.weights import FusedWeights
@@ -8,9 +8,10 @@ from tinysubnets.kernels.weights import FusedWeights
 __all__ = [
     "FusedWeights",
     "adam_",
-    "histogram",
+    "count_cells",
     "select",
     "settle",
     "sgd_",
+    "tabulate_",
     "top_k_segments",
 ]

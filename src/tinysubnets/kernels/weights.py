@@ -23,8 +23,7 @@ def _valued(
         step = tl.minimum(tl.maximum(step, 0.0), steps - 1.0)
         value = tl.load(table + codebook * steps + step.to(tl.int32), mask=inside, other=0.0)
     is_owned = tl.load(owned + place, mask=inside, other=0) != 0
-    theirs = tl.load(bank + place, mask=inside & is_owned, other=0.0)
-    return tl.where(is_owned, theirs, value), is_owned
+    return tl.where(is_owned, tl.load(bank + place, mask=inside, other=0.0), value), is_owned
 
 
 @triton.jit
@@ -38,10 +37,11 @@ def _forward(
     offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
     inside = offset < tl.load(tiles + 3 * tile + 2)
     place = row * num_values + offset
-    is_kept = tl.load(kept + place, mask=inside, other=0) != 0  # what is not is not even read
+    # Everything is read at once: to read only what is kept would wait for the mask first.
     value, _ = _valued(
-        free, owned, bank, low, rate, table, place, is_kept, codebook, steps, QUANTIZED
+        free, owned, bank, low, rate, table, place, inside, codebook, steps, QUANTIZED
     )
+    is_kept = tl.load(kept + place, mask=inside, other=0) != 0
     tl.store(out + place, tl.where(is_kept, value, 0.0), mask=inside)
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tinysubnets.capture import recorded
 from tinysubnets.pruning import Candidate, Pruned, post_prune
 from tinysubnets.subnet import Coded, Sample, Subnet, code
 from tinysubnets.task_module import TaskModule
-from tinysubnets.validation import calibrated
+from tinysubnets.validation import Score, calibrated
 
 if TYPE_CHECKING:
     from tinysubnets.learners.tsn import Lesson
@@ -90,14 +91,18 @@ class Compressor:
 
     def prune(self, own: tuple[Coded, ...], bits: int) -> Pruned:
         """Algorithm 2 on the quantized subnet."""
-        values = self.weights(self.mask, own)
-        zero = torch.zeros((), device=values.device)
+        values, settings = self.weights(self.mask, own), self.lesson.learner.pruning
+        training = self.lesson.training
+        kept = values.clone()
 
-        settings = self.lesson.learner.pruning
+        def count() -> Tensor:
+            return training.validator.count(self.tensors(kept), settings.samples)
+
+        counts = recorded(count) if training.can_capture else count
 
         def measure(mask: Tensor) -> float:
-            kept = torch.where(self.layout.expand(mask), values, zero)
-            return self.accuracy(kept, settings.samples)
+            kept.copy_(torch.where(self.layout.expand(mask), values, 0.0))
+            return Score.of(counts(), len(training.valid)).accuracy
 
         members = self.lesson.learner.store.members(self.lesson.decision.bank)
         references = tuple(s.mask.to(self.mask.device) for s in members)

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tinysubnets.dense_module import DenseModule
 from tinysubnets.task import Task
 from tinysubnets.training import Training, TrainingSettings
-from tinysubnets.validation import CALIBRATION_SAMPLES, CHUNK, Score, calibrated
+from tinysubnets.validation import CALIBRATION_SAMPLES, calibrated, count
 
 
 class DenseTraining(Training):
@@ -30,18 +29,11 @@ class DenseTraining(Training):
         super().__init__(module, task, settings, seed=seed, number=number, device=device)
         self.network = module
 
-    def validate(self) -> Score:
-        """The validation score, with statistics of the network as it stands."""
+    def measure(self) -> Tensor:
+        """Right answers and sum of losses, with statistics of the network as it stands."""
         tensors = self.settled(self.network.measured_tensors(), CALIBRATION_SAMPLES)
-        correct = torch.zeros((), device=self.device)
-        loss = torch.zeros((), device=self.device)
-        with torch.no_grad():
-            for inputs, labels in self.valid.chunks(CHUNK):
-                logits = self.network.architecture(tensors, inputs).float()
-                logits = self.network.outputs.restrict(logits, labels)
-                correct += (logits.argmax(1) == labels).sum()
-                loss += functional.cross_entropy(logits, labels, reduction="sum")
-        return Score(float(correct) / len(self.valid), float(loss) / len(self.valid))
+        answer = self.network.outputs.restrict
+        return count(self.network.architecture, tensors, self.valid, answer=answer)
 
     def settled(self, tensors: Mapping[str, Tensor], limit: int | None = None) -> dict[str, Tensor]:
         """The tensors with the normalisation statistics of what this training shows the network."""

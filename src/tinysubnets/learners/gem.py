@@ -144,7 +144,8 @@ class GEMTraining(GradientTraining):
     parts: tuple[Tensor, ...] = ()
 
     @property
-    def _can_capture(self) -> bool:
+    def can_capture(self) -> bool:
+        """No: each step asks the host."""
         return False  # the small quadratic programme is solved on the host
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:

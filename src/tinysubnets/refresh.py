@@ -1,0 +1,190 @@
+"""Codebooks in training: centres of all segments of a flat vector at once, from histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tinysubnets import kmeans
+from tinysubnets.codebook import round_centres
+from tinysubnets.masks import kernels_for, spread
+
+_TRAINING_CELLS = 1 << 13
+_WARM_STEPS = 4  # Lloyd steps of a refresh from the previous centres
+
+
+def refresh(
+    values: Tensor,
+    weights: Tensor,
+    segments: Sequence[tuple[int, int]],
+    k: int,
+    previous: Tensor | None = None,
+) -> Tensor:
+    """Training centres [..., segments, k] of a flat vector [..., N], where `weights` is true.
+
+    Optimal over a histogram, or, from `previous` centres, a few Lloyd steps on it. Rounded like
+    `round_centres`, sorted; a segment with fewer than `k` values repeats its last centre, an empty
+    one has zeros. On a CPU only the chosen values are touched; elsewhere shapes are fixed and the
+    host never waits, and values are only counted, so that the result is deterministic.
+    """
+    values, weights = values.detach(), weights.expand(values.shape)
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        return _refresh_fixed(values, weights, segments, k, previous)
+    table = values.reshape(-1, values.shape[-1]).float().numpy()
+    chosen = weights.reshape(-1, values.shape[-1]).numpy()
+    out = np.zeros((len(table), len(segments), k), dtype=np.float32)
+    olds = None if previous is None else previous.detach().reshape(out.shape).double().numpy()
+    for row, (numbers, keep) in enumerate(zip(table, chosen, strict=True)):
+        for i, (start, stop) in enumerate(segments):
+            part = numbers[start:stop][keep[start:stop]]
+            part = part[np.isfinite(part)]
+            if len(part):
+                centres = _train(part, k, None if olds is None else np.unique(olds[row, i]))
+                out[row, i] = np.pad(centres, (0, k - len(centres)), mode="edge")
+    return round_centres(torch.from_numpy(out)).reshape(*values.shape[:-1], len(segments), k)
+
+
+def _train(numbers: np.ndarray, k: int, old: np.ndarray | None) -> np.ndarray:
+    """Training centres of one segment on a CPU: warm from `old` ones while all of them are used."""
+    atoms = kmeans.atoms(numbers, _TRAINING_CELLS, k)
+    if len(atoms.place) <= k:
+        return atoms.place
+    if old is not None and len(old) == k:
+        centres = kmeans.lloyd(atoms, old, _WARM_STEPS)
+        if len(centres) == k:
+            return centres
+    borders = kmeans.borders(atoms, max(256, 4 * k))
+    splits = kmeans.divide(atoms, borders, min(k, len(borders) - 1))
+    return kmeans.lloyd(atoms, kmeans.centres(atoms, borders, splits, k), _WARM_STEPS)
+
+
+def _refresh_fixed(
+    values: Tensor,
+    weights: Tensor,
+    segments: Sequence[tuple[int, int]],
+    k: int,
+    previous: Tensor | None,
+) -> Tensor:
+    """`refresh` in fixed shapes, for all segments at once."""
+    flat, keep = (x.reshape(-1, values.shape[-1]) for x in (values.float(), weights))
+    kernels = kernels_for(flat)
+    old = None if previous is None else previous.detach().reshape(len(flat), len(segments), k)
+    extent = _extent(flat, keep, segments) if old is None else _extent_of(old)
+    count, total = _histogram(flat, keep, segments, max(256, 4 * k), extent)
+    if old is None:
+        means, used = _best_means(count, total, k)
+    elif kernels is not None and k <= 32:
+        means, used = kernels.settle(count, total, old, _WARM_STEPS)
+    else:
+        for _ in range(_WARM_STEPS):
+            means, used = _lloyd_fixed(count, total, old)
+            old = torch.where(used, means, old).sort(-1).values
+    centres = torch.where(used, means, torch.inf).sort(-1).values
+    last = centres.masked_fill(centres.isinf(), -torch.inf).amax(-1, keepdim=True)
+    centres = torch.minimum(centres, last).masked_fill(last.isinf(), 0.0)
+    return round_centres(centres).reshape(*values.shape[:-1], len(segments), k)
+
+
+def _extent(
+    flat: Tensor, keep: Tensor, segments: Sequence[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """The mean and the largest magnitude [rows, segments] of the kept values."""
+    sizes = torch.where(keep, flat, 0.0).abs()
+    parts = [sizes[:, start:stop] for start, stop in segments]
+    amounts = torch.stack([keep[:, start:stop].sum(-1) for start, stop in segments], -1)
+    scale = torch.stack([part.sum(-1) for part in parts], -1) / amounts.clamp_min(1)
+    reach = torch.stack([part.amax(-1) for part in parts], -1)
+    return scale.clamp_min(1e-30), reach.clamp_min(1e-30)
+
+
+def _extent_of(centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Much the same from the last centres, with room for values to have moved outwards."""
+    sizes = centres.abs()
+    return sizes.mean(-1).clamp_min(1e-30), 2 * sizes.amax(-1).clamp_min(1e-30)
+
+
+def _histogram(
+    flat: Tensor,
+    keep: Tensor,
+    segments: Sequence[tuple[int, int]],
+    bins: int,
+    extent: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Counts and sums [rows, segments, bins] of the kept values, bins uniform in asinh(x / scale).
+
+    Each bin has 64 cells, and a value counts as the middle of its cell.
+    """
+    kernels, cells = kernels_for(flat), 64 * bins
+    count = _count_cells if kernels is None else kernels.count_cells
+    counts = count(flat, keep, segments, cells, extent).double()
+    scale, reach = (x.double()[..., None] for x in extent)
+    middles = torch.arange(cells, device=flat.device, dtype=torch.float64) + (0.5 - cells / 2)
+    places = scale * torch.sinh(middles * torch.asinh(reach / scale) / (cells / 2))
+    pair = torch.stack([counts, counts * places]).unflatten(-1, (bins, 64)).sum(-1)
+    return pair[0], pair[1]
+
+
+def _count_cells(
+    flat: Tensor,
+    keep: Tensor,
+    segments: Sequence[tuple[int, int]],
+    cells: int,
+    extent: tuple[Tensor, Tensor],
+) -> Tensor:
+    """How many kept values lie in each cell [rows, segments, cells].
+
+    Dropped values are counted in spare cells, many of them: one for all would be a bottleneck.
+    """
+    size, num = flat.shape[-1], len(flat) * len(segments)
+    scale, reach = extent
+    rate = cells / 2 / torch.asinh(reach / scale)
+    slot = torch.arange(num, device=flat.device).reshape(len(flat), -1)
+    wide = [spread(x, segments, size, 1) for x in (1 / scale, rate)]
+    kept = torch.where(keep, flat, 0.0)
+    place = (torch.asinh(kept * wide[0]) * wide[1] + cells / 2).long().clamp(0, cells - 1)
+    spare = num * cells + torch.arange(size, device=flat.device) % 4096
+    inside = keep & spread(torch.ones_like(slot), segments, size, 0).bool()
+    cell = torch.where(inside, place + spread(slot * cells, segments, size, 0), spare).flatten()
+    counts = torch.zeros(num * cells + 4096, dtype=torch.int64, device=flat.device)
+    counts.scatter_add_(0, cell, torch.ones_like(cell))
+    return counts[: num * cells].reshape(len(flat), len(segments), cells)
+
+
+def _best_means(count: Tensor, total: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The means of the best division of the bins into `k`, and which of them hold values."""
+    count, total = pad(count.cumsum(-1), (1, 0)), pad(total.cumsum(-1), (1, 0))
+    # gain[..., j, i] of the bins from i to j: along the last axis a maximum is fastest.
+    gain = (total[..., None] - total[..., None, :]).square()
+    gain = (gain / (count[..., None] - count[..., None, :]).clamp_min(1)).float()
+    above = torch.ones(gain.shape[-2:], dtype=torch.bool, device=gain.device).triu(1)
+    gain = gain.masked_fill(above, -torch.inf)
+    best, splits = gain[..., 0], []
+    for _ in range(k - 1):
+        best, split = (best[..., None, :] + gain).max(-1)
+        splits.append(split)
+    cuts = [torch.full_like(count[..., :1], count.shape[-1] - 1, dtype=torch.int64)]
+    for split in splits[::-1]:
+        cuts.append(split.gather(-1, cuts[-1]))
+    cuts.append(torch.zeros_like(cuts[0]))
+    cut = torch.cat(cuts[::-1], -1)
+    return _means(count, total, cut)
+
+
+def _lloyd_fixed(count: Tensor, total: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """The means after one Lloyd step on the bins, and which of them hold values."""
+    places = torch.where(count > 0, total / count.clamp_min(1), -torch.inf).cummax(-1).values
+    border = (centres[..., 1:] + centres[..., :-1]).double() / 2
+    cut = torch.searchsorted(places, border, right=True)
+    ends = torch.full_like(cut[..., :1], count.shape[-1])
+    cut = torch.cat([torch.zeros_like(ends), cut, ends], -1)
+    return _means(pad(count.cumsum(-1), (1, 0)), pad(total.cumsum(-1), (1, 0)), cut)
+
+
+def _means(count: Tensor, total: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean between neighbouring cuts of cumulative counts and sums, and where one exists."""
+    amount = count.gather(-1, cut).diff(dim=-1)
+    return (total.gather(-1, cut).diff(dim=-1) / amount.clamp_min(1)).float(), amount > 0
