@@ -172,6 +172,23 @@ def test_damaged_masks_name_their_fault(data, count, message):
         decode_mask(data, count)
 
 
+@pytest.mark.parametrize("count", [131_072, 131_073, 300_001])
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("dropped_share", [0.0, 0.05, 0.5, 0.9])
+def test_large_masks_drop_ones_piece_by_piece(count, density, dropped_share):
+    reference = random_mask(count, density)
+    rng = np.random.default_rng(2)
+    mask = (reference & (rng.random(count) >= dropped_share)) | (rng.random(count) < 0.01)
+    dropped, added = encode_flips(~mask[reference]), encode_flips(mask & ~reference)
+    size, length = len(dropped), []
+    while size >= 128:
+        length.append(size & 127 | 128)
+        size >>= 7
+    code = bytes([4, *length, size]) + dropped + added
+    if len(code) <= 1 + count // 8:  # what a reader takes
+        assert np.array_equal(decode_mask(code, count, reference), mask)
+
+
 def test_dropped_and_added_are_strict():
     reference = np.zeros(80, bool)
     reference[[1, 5, 9]] = True
@@ -192,7 +209,9 @@ def test_dropped_and_added_are_strict():
 
 
 def test_dense_gap_codes_are_avoided_for_small_gains(monkeypatch):
-    flips = random_mask(1_000_000, 0.2)
+    flips, short = random_mask(1_000_000, 0.2), random_mask(50_000, 0.2)
     assert encode_flips(flips)[0] == 1
+    assert encode_flips(short)[0] & 7 == 3  # its byte-Huffman table is too large
+    assert encode_flips(random_mask(50_000, 0.3))[0] == 1
     monkeypatch.setattr(flips_module, "_WORTH", 1)
     assert encode_flips(flips)[0] & 7 == 2

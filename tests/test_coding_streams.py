@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinysubnets.coding.flips import find_flips
 from tinysubnets.coding.gaps import best_gap_shift, gap_huffman_decode, gap_huffman_encode, gaps_of
 from tinysubnets.coding.huffman import huffman_decode, huffman_decode_prefix, huffman_encode
 from tinysubnets.coding.packing import (
@@ -203,6 +204,18 @@ def test_gap_huffman_symbols_are_the_documented_ones():
     positions = np.array([0, 514, 769, 1025])  # gaps 0, 513, 254, 255
     assert gap_huffman_encode(gaps_of(positions), 0) == stream
     assert joined(gap_huffman_decode(stream, 0, 2000)).tolist() == positions.tolist()
+
+
+def test_a_gap_may_be_longer_than_a_piece():
+    gaps = np.array([5, 255 * 40_000 + 7, 1], np.int64)
+    positions = np.cumsum(gaps + 1) - 1
+    pieces = list(gap_huffman_decode(gap_huffman_encode(gaps, 0), 0, 11_000_000))
+    assert all(piece.size for piece in pieces)
+    assert joined(pieces).tolist() == positions.tolist()
+    code = b"\2" + gap_huffman_encode(gaps, 0)
+    assert find_flips(code, 11_000_000).tolist() == positions.tolist()
+    with pytest.raises(DamageError, match="of a mask of 500000"):
+        find_flips(code, 500_000)
 
 
 def test_gap_huffman_refuses_damage():

@@ -15,21 +15,22 @@ Layout. One tag byte, then the body; the number of places is known from elsewher
 A body is never longer than the raw one, so that a reader may refuse a longer one unread.
 
 Measured on random arrays on one core of a server: size over the first-order entropy, and MB of
-packed array decoded per second of processor time.
+packed array decoded per second, with the XOR that follows.
 
     density          0.001  0.01  0.03  0.05   0.1  0.15   0.2   0.3   0.4  0.45   0.5
-    50,000 places, %  +2.4  +0.4  +2.1  +1.1  +1.5  +0.8  +1.6  +0.8  +1.3  +0.7  +0.0
-    11 million, %     +0.5  +0.4  +0.6  +0.8  +0.9  +1.1  +1.6  +0.8  +0.6  +0.5  +0.0
-    50,000, MB/s       186   181   158   141   112    92    99    66   229   784  1082
-    11 million, MB/s  2400   850   440   310   170   200   200   200   240   250  2500
+    50,000 places, %  +2.4  +0.4  +2.1  +1.1  +1.5  +0.8  +2.3  +2.0  +1.3  +0.7  +0.0
+    11 million, %     +0.5  +0.4  +0.6  +0.8  +0.9  +0.7  +1.6  +0.8  +0.6  +0.5  +0.0
+    50,000, MB/s       390   320   260   225   170   138   120   230   235   840  1200
+    11 million, MB/s  2500  1230   480   350   190   185   220   215   260   280  2530
 
-Over several draws the worst is +2.9 %, at 50,000 places of density 0.2; at 50 ones in 50,000
+Over several draws the worst is +2.9 %, at 50,000 places of density 0.21; at 50 ones in 50,000
 places, 71 bytes, it is sometimes one byte more than 3 %.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,16 +46,18 @@ from tinysubnets.coding.packing import pack_bits, packed_size, unpack_bits
 from tinysubnets.coding.rice import best_rice_shift, rice_decode, rice_encode
 from tinysubnets.errors import DamageError
 
-__all__ = ["decode_flips", "encode_flips", "find_flips", "flip_pieces"]
+__all__ = ["decode_flips", "encode_flips", "find_flips", "flip_pieces", "flips_or_positions"]
 
 RAW, BYTE_HUFFMAN, GAP_HUFFMAN, RICE = range(4)
 _CODEC = 7
 _INVERTED = 8
-# A decoded position takes 6 to 8 ns. Above one position in eight that is near or below 100 MB of
-# packed array per second, so there a gap codec has to save this share of the bytes to be worth it;
-# it does so only in arrays too short for the table of byte-Huffman.
-_DENSE = 8
-_WORTH = 0.986  # at 0.985 masks of 50,000 places came to 3.1 % above their entropy
+# A decoded position takes 4 ns in Rice and 6 ns in gap-Huffman. In arrays with more than one in
+# eight that is slower than byte-Huffman, and with more than one in five near 100 MB of packed array
+# per second. So a slower codec has to save this share of the bytes there to be worth it; it does so
+# only in arrays too short for the table of byte-Huffman.
+_DENSE, _VERY_DENSE = 1 / 8, 0.21
+_WORTH = 0.98
+_WORTH_RICE = 0.997  # up to _VERY_DENSE: there masks of 50,000 places else come to 3.1 % too much
 
 
 def encode_flips(flips: NDArray[np.bool_]) -> bytes:
@@ -66,13 +69,13 @@ def encode_flips(flips: NDArray[np.bool_]) -> bytes:
     gaps = gaps_of(np.flatnonzero(~flips if inverted else flips))
     gap_shift, rice_shift = best_gap_shift(gaps), best_rice_shift(gaps)
     flag = _INVERTED * inverted
-    by_gaps = min(
-        bytes([GAP_HUFFMAN | flag | gap_shift << 4]) + gap_huffman_encode(gaps, gap_shift),
-        bytes([RICE | flag | rice_shift << 4]) + rice_encode(gaps, rice_shift),
-        key=len,
-    )
-    worth = _WORTH if gaps.size * _DENSE > flips.size else 1
-    return by_gaps if len(by_gaps) < worth * len(best) else best
+    rice = bytes([RICE | flag | rice_shift << 4]) + rice_encode(gaps, rice_shift)
+    gap = bytes([GAP_HUFFMAN | flag | gap_shift << 4]) + gap_huffman_encode(gaps, gap_shift)
+    if gaps.size <= _DENSE * flips.size:
+        return min(best, rice, gap, key=len)
+    worth = _WORTH_RICE if gaps.size <= _VERY_DENSE * flips.size else _WORTH
+    best = rice if len(rice) < worth * len(best) else best
+    return gap if len(gap) < _WORTH * len(best) else best
 
 
 def decode_flips(data: bytes, count: int) -> NDArray[np.bool_]:
@@ -82,7 +85,7 @@ def decode_flips(data: bytes, count: int) -> NDArray[np.bool_]:
         return unpack_bits(body, count)
     if codec == BYTE_HUFFMAN:
         return unpack_bits(huffman_decode(body, packed_size(count)), count)
-    flips = np.full(count, inverted)
+    flips = (np.ones if inverted else np.zeros)(count, np.bool_)
     for positions in _positions(data, count):
         flips[positions] = not inverted
     return flips
@@ -90,7 +93,16 @@ def decode_flips(data: bytes, count: int) -> NDArray[np.bool_]:
 
 def find_flips(data: bytes, count: int) -> NDArray[np.int64]:
     """The sorted positions of the ones of the array that `encode_flips` wrote."""
-    pieces = list(flip_pieces(data, count))
+    found = flips_or_positions(data, count)
+    return found.nonzero()[0] if found.dtype == np.bool_ else found
+
+
+def flips_or_positions(data: bytes, count: int) -> NDArray[Any]:
+    """What `decode_flips` or what `find_flips` gives, whichever is sooner read; the type tells."""
+    codec, inverted, _ = _open(data, count)
+    if inverted or codec not in (GAP_HUFFMAN, RICE):
+        return decode_flips(data, count)
+    pieces = list(_positions(data, count))
     return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.int64), *pieces])
 
 

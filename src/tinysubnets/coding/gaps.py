@@ -15,7 +15,7 @@ gaps; a larger k keeps the table small where gaps are long.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ def gap_huffman_encode(gaps: NDArray[np.int64], shift: int) -> bytes:
 
 
 def gap_huffman_decode(data: bytes, shift: int, limit: int) -> Iterator[NDArray[np.int64]]:
-    """The positions whose gaps `gap_huffman_encode` wrote, in sorted pieces.
+    """The positions whose gaps `gap_huffman_encode` wrote, in sorted pieces, none of them empty.
 
     There are never more than `limit` of them; that each is below `limit` is left to the caller.
     """
@@ -76,15 +76,18 @@ def gap_huffman_decode(data: bytes, shift: int, limit: int) -> Iterator[NDArray[
     for start in range(0, symbols.size, CHUNK):
         piece = symbols[start : start + CHUNK]
         steps: NDArray[Any] = np.left_shift(piece, shift, dtype=narrow)
-        ends = np.flatnonzero(piece != _ESCAPE) if escapes else slice(None)
-        count = ends.size if escapes else piece.size
+        count, ends = piece.size, cast(Any, slice(None))  # the last symbols of the gaps
+        if escapes:
+            ends = np.flatnonzero(piece != _ESCAPE)
+            count = ends.size
         steps[ends] += 1
         if shift:
             steps[ends] += remainders[used : used + count]
         positions = np.add.accumulate(steps, dtype=np.int64)
         positions += last
         last, used = int(positions[-1]), used + count
-        yield positions[ends]
+        if count:
+            yield positions[ends]
 
 
 def _symbols_of(quotients: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -28,9 +28,7 @@ _LARGEST_BLOCKS = 9
 
 def huffman_encode(symbols: bytes) -> bytes:
     """The Huffman-coded stream of some bytes."""
-    coder = zlib.compressobj(
-        9, zlib.DEFLATED, _RAW_DEFLATE, _LARGEST_BLOCKS, zlib.Z_HUFFMAN_ONLY
-    )
+    coder = zlib.compressobj(9, zlib.DEFLATED, _RAW_DEFLATE, _LARGEST_BLOCKS, zlib.Z_HUFFMAN_ONLY)
     return coder.compress(symbols) + coder.flush()
 
 

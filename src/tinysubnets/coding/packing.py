@@ -82,15 +82,19 @@ def split_planes(codes: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
     return planes
 
 
-def join_planes(planes: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
-    """The codes whose bits are the rows of `planes`, lowest first; uint8 or uint16."""
+def join_planes(planes: NDArray[np.uint8], flipped: int = 0) -> NDArray[np.unsignedinteger]:
+    """The codes whose bits are the rows of `planes`, lowest first; uint8 or uint16.
+
+    The bits of `flipped` are flipped in every code.
+    """
     if planes.size <= _SMALL:
         places: NDArray[Any] = _PLACES_OF_BYTE if len(planes) <= 8 else _PLACES
-        return np.bitwise_or.reduce(planes * places[: len(planes)], axis=0)
+        return np.bitwise_xor.reduce(planes * places[: len(planes)], axis=0, initial=flipped)
     codes = planes[-1].astype(np.uint8 if len(planes) <= 8 else np.uint16)
     for plane in planes[-2::-1]:
         codes += codes  # a shift by one, several times faster than <<=
         codes |= plane
+    codes ^= flipped
     return codes
 
 

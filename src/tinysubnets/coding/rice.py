@@ -31,6 +31,7 @@ from tinysubnets.errors import DamageError
 
 __all__ = ["best_rice_shift", "rice_decode", "rice_encode", "rice_size"]
 
+
 def rice_size(gaps: NDArray[np.int64], shift: int) -> int:
     """The bytes that `rice_encode` takes."""
     return (int((gaps >> shift).sum()) + gaps.size * (shift + 1)) // 8 + 1
@@ -73,25 +74,26 @@ def rice_decode(data: bytes, shift: int) -> Iterator[NDArray[np.int64]]:
     unary = bits[:unary_bits].view(np.bool_)
     # With e_i from 0, position i is (e_i << k) + s - ((s - r_0) + ... + (s - r_i)), s = 2^k - 1.
     largest = (1 << shift) - 1
-    lacking = join_planes(bits[unary_bits:].reshape(shift, count)) ^ largest
-    total, used = largest, 0
+    lacking = join_planes(bits[unary_bits:].reshape(shift, count), largest)
+    total, used = -largest, 0
     for start in range(0, unary_bits, CHUNK):
         ends = unary[start : start + CHUNK].nonzero()[0]
         if not ends.size:
             continue
+        sums = lacking[used : used + ends.size].astype(np.int64)
+        sums[0] += total - (start << shift)
+        np.add.accumulate(sums, out=sums)
+        total, used = int(sums[-1]) + (start << shift), used + ends.size
         ends <<= shift
-        ends += total + (start << shift)
-        if shift:
-            sums = np.add.accumulate(lacking[used : used + ends.size], dtype=np.int64)
-            ends -= sums
-            total, used = total - int(sums[-1]), used + ends.size
+        ends -= sums
         yield ends
 
 
 def _count_gaps(data: bytes, shift: int, end: int) -> int:
     """The number of gaps m of a Rice stream: its m-th one bit, plus m * shift bits, reach `end`."""
-    # Halving, with a count of only the bytes between: several times faster than running counts.
-    last, above, count = 0, len(data), 0  # the unary plane ends in one of the bytes last to above
+    # That bit is in one of the bytes from `last` to below `above`, with `count` ones before `last`.
+    # Halving, and counting only what lies between, is sooner done than a running count of all.
+    last, above, count = 0, len(data), 0
     while above - last > 1:
         middle = (last + above) // 2
         ones = count + int.from_bytes(data[last:middle], "little").bit_count()
