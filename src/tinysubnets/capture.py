@@ -93,8 +93,12 @@ class CapturedStep:
         self.counter += 1
 
     def _record(self) -> None:
-        """Warm up on a side stream, put everything back as it was, and record."""
-        before = {id(t): t.detach().clone() for t in self._state()}
+        """Warm up on a side stream, put everything back as it was, and record.
+
+        What was waits on the host: a second copy on the device would be the peak of its memory.
+        Moments that are still zero are not even copied.
+        """
+        before = {id(t): t.detach().cpu() for t in self._state() if bool(t.any())}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -57,6 +57,12 @@ class Layout:
         """How many weights each block holds."""
         return torch.cat([b.sizes() for b in self.blocks])
 
+    def count(self, blocks: Tensor) -> int:
+        """How many weights the chosen blocks hold."""
+        if self.is_identity:
+            return int(blocks.sum())
+        return int(self.block_sizes.to(blocks.device)[blocks].sum())
+
     def keep(self, density: float, balance: float = 0.0) -> tuple[int, ...]:
         """How many blocks of each tensor a mask of this density holds; at least one.
 

@@ -25,7 +25,8 @@ class PruningSettings:
 
     "sparsity" takes the share of weights nobody owns as `spare`, as the paper does; "bytes" the
     share of the dense size that codes and mask of the task leave over. Each step estimates its
-    normalisation statistics on `samples` training samples.
+    normalisation statistics on `samples` training samples, and is measured in the precision of
+    training.
     """
 
     iterations: int = 50
@@ -78,7 +79,7 @@ def post_prune(
     magnitude = layout.sum(candidate.values.abs())
     queues: dict[int, Queue] = {}
     best, accuracy, kept = candidate.mask, measure(candidate.mask), 0
-    total = num_owned(best, candidate, layout)
+    total = layout.count(best | candidate.owned)
     gamma = settings.alpha * accuracy + settings.beta * spare(
         best, candidate, layout, settings, total
     )
@@ -114,11 +115,11 @@ def post_prune(
 class Queue:
     """The own new blocks of one tensor in the order they are dropped in, the smallest first.
 
-    Sorted once: no step changes a weight. `sizes` counts the weights of the first so many blocks.
+    Sorted once: no step changes a weight. `sizes` counts the weights of each block, on the host.
     """
 
     blocks: Tensor
-    sizes: list[int]
+    sizes: Tensor
     num_blocks: int
     gone: int = 0
 
@@ -128,8 +129,7 @@ class Queue:
         i, j = layout.block_segments[tensor]
         own = (candidate.mask[i:j] & ~candidate.owned[i:j]).nonzero().flatten() + i
         order = own[torch.argsort(magnitude[own], stable=True)]
-        sizes = layout.block_sizes[order.cpu()].cumsum(0).tolist()
-        return cls(order, [0, *sizes], j - i)
+        return cls(order, layout.block_sizes[order.cpu()], j - i)
 
     def next(self, step: float) -> int:
         """How many blocks a step drops."""
@@ -137,13 +137,7 @@ class Queue:
 
     def weights(self, count: int) -> int:
         """How many weights the next blocks hold."""
-        return self.sizes[self.gone + count] - self.sizes[self.gone]
-
-
-def num_owned(mask: Tensor, candidate: Candidate, layout: Layout) -> int:
-    """How many weights are owned once the task is claimed with this mask."""
-    sizes = layout.block_sizes.to(mask.device)
-    return int(sizes[candidate.owned | mask].sum())
+        return int(self.sizes[self.gone : self.gone + count].sum())
 
 
 def spare(
@@ -157,10 +151,9 @@ def spare(
 
     `owned` is the number of weights owned with this mask, where it is known.
     """
-    owned = num_owned(mask, candidate, layout) if owned is None else owned
     if settings.objective == "sparsity":
+        owned = layout.count(mask | candidate.owned) if owned is None else owned
         return 1.0 - owned / layout.num_weights
-    sizes = layout.block_sizes.to(mask.device)
-    own = float(sizes[mask & ~candidate.owned].sum()) * candidate.bits
+    own = layout.count(mask & ~candidate.owned) * candidate.bits
     masks = min(entropy_bits(mask, r) for r in (None, *candidate.references))
     return 1.0 - (own + masks) / (32 * layout.num_weights)

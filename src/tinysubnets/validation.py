@@ -31,14 +31,15 @@ class Score:
         return cls(correct / num_samples, loss / num_samples)
 
 
-@arithmetic("float32", deterministic=True)
 @torch.no_grad()
 def count(
     architecture: Architecture,
     tensors: Mapping[str, Tensor],
     batches: Batches,
+    *,
     chunk: int = CHUNK,
     answer: Callable[[Tensor, Tensor], Tensor] | None = None,
+    precision: str = "float32",
 ) -> Tensor:
     """How many answers are right, and the sum of losses, of the network in evaluation mode.
 
@@ -46,7 +47,8 @@ def count(
     """
     found = torch.zeros(2, dtype=torch.float64, device=batches.device)
     for inputs, labels in batches.chunks(chunk):
-        logits = architecture(tensors, inputs).float()
+        with arithmetic(precision, deterministic=True):
+            logits = architecture(tensors, inputs).float()
         if answer is not None:
             logits = answer(logits, labels)
         right = (logits.argmax(1) == labels).sum()
@@ -59,10 +61,9 @@ def score(
     architecture: Architecture, tensors: Mapping[str, Tensor], batches: Batches, chunk: int = CHUNK
 ) -> Score:
     """Accuracy and loss of the network with these tensors, in evaluation mode."""
-    return Score.of(count(architecture, tensors, batches, chunk), len(batches))
+    return Score.of(count(architecture, tensors, batches, chunk=chunk), len(batches))
 
 
-@arithmetic("float32", deterministic=True)
 @torch.no_grad()
 def calibrated(
     architecture: Architecture,
@@ -70,6 +71,7 @@ def calibrated(
     batches: Batches,
     limit: int | None = CALIBRATION_SAMPLES,
     chunk: int = CHUNK,
+    precision: str = "float32",
 ) -> dict[str, Tensor]:
     """The tensors with normalisation statistics estimated anew on training data, dropout off.
 
@@ -88,7 +90,8 @@ def calibrated(
     total = 0
     for inputs, _ in batches.chunks(chunk, limit):
         trial = dict(tensors) | {n: tensors[n].clone() for n in names}
-        architecture(trial, inputs, "calibrate")
+        with arithmetic(precision, deterministic=True):
+            architecture(trial, inputs, "calibrate")
         for name in means:
             variance = trial[name.replace("running_mean", "running_var")].double()
             mean = trial[name].double()
@@ -117,7 +120,12 @@ class Validator:
             return score(self.architecture, tensors, self.valid)
         return Score.of(self.count(tensors, samples or CALIBRATION_SAMPLES), len(self.valid))
 
-    def count(self, tensors: Mapping[str, Tensor], samples: int = CALIBRATION_SAMPLES) -> Tensor:
+    def count(
+        self,
+        tensors: Mapping[str, Tensor],
+        samples: int = CALIBRATION_SAMPLES,
+        precision: str = "float32",
+    ) -> Tensor:
         """Right answers and sum of losses, with statistics of so many training samples."""
-        own = calibrated(self.architecture, tensors, self.train, samples)
-        return count(self.architecture, own, self.valid)
+        own = calibrated(self.architecture, tensors, self.train, samples, precision=precision)
+        return count(self.architecture, own, self.valid, precision=precision)

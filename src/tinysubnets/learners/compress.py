@@ -52,8 +52,7 @@ class Compressor:
 
     def owned_share(self, mask: Tensor) -> float:
         """The share of weights owned once this task is claimed."""
-        sizes = self.layout.block_sizes.to(mask.device)
-        return float(sizes[mask | self.module.owned].sum()) / self.layout.num_weights
+        return self.layout.count(mask | self.module.owned) / self.layout.num_weights
 
     def coded(self, mask: Tensor, bits: int) -> tuple[Coded, ...]:
         """The task's own weights as codes, one codebook per layer or one for all."""
@@ -96,7 +95,8 @@ class Compressor:
         kept = values.clone()
 
         def count() -> Tensor:
-            return training.validator.count(self.tensors(kept), settings.samples)
+            precision = training.settings.precision  # candidates are only compared
+            return training.validator.count(self.tensors(kept), settings.samples, precision)
 
         counts = recorded(count) if training.can_capture else count
 
