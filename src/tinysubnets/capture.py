@@ -6,7 +6,9 @@ optimizer and the learning rate. Between replays the host only counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +21,22 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before the recording
 
 
+@contextmanager
+def recording() -> Iterator[torch.cuda.CUDAGraph]:
+    """A graph of what is launched inside, while the garbage collector rests.
+
+    A dead graph that it happened to free meanwhile would spoil the recording.
+    """
+    graph, was_enabled = torch.cuda.CUDAGraph(), gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            yield graph
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def recorded(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """The function as a graph: it reads tensors that stay where they are and waits for nothing.
 
@@ -29,8 +47,7 @@ def recorded(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
     with torch.cuda.stream(stream):
         function()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with recording() as graph:
         result = function()
 
     def replay() -> Tensor:
@@ -80,8 +97,7 @@ class CapturedStep:
         was_fresh = module.is_fresh
         module.refresh_()
         if not was_fresh:
-            self._refresh = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._refresh):
+            with recording() as self._refresh:
                 module.refresh_()
 
     def _step(self) -> None:
@@ -107,8 +123,7 @@ class CapturedStep:
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
         self.counter.zero_()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with recording() as self.graph:
             self._step()
         with torch.no_grad():
             for tensor in self._state():  # recording runs nothing, but the warm-up did

@@ -258,7 +258,11 @@ class Training:
         return Score.of(self._measure(), len(self.valid))
 
     def restore_best_(self) -> None:
-        """Go back to the best epoch by validation; masks follow from the restored scores."""
+        """Go back to the best epoch by validation; masks follow from the restored scores.
+
+        Recorded graphs and their memory are let go: training is over.
+        """
+        self._captured = self._measure = None
         if self.best:
             self.module.load_state_dict(self.best)
 

@@ -1,0 +1,62 @@
+"""Recording graphs: nothing may disturb it; on a machine without a GPU the recorder is a stand-in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tinysubnets.capture import recorded, recording
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs that record nothing."""
+
+    @contextmanager
+    def graph(_: object) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+
+
+def test_the_garbage_collector_rests_while_a_graph_is_recorded(stand_in: None) -> None:
+    assert gc.isenabled()
+    with recording():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="inside"), recording():
+        raise ValueError("inside")
+    assert gc.isenabled()
+
+
+def test_a_resting_garbage_collector_stays_at_rest(stand_in: None) -> None:
+    gc.disable()
+    try:
+        with recording():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@needs_cuda
+def test_dead_graphs_do_not_spoil_a_recording() -> None:
+    source = torch.ones(3, device="cuda")
+    dead = [recorded(lambda: source + 1)]
+    dead.append(dead)  # type: ignore[arg-type]  # a cycle, which only the collector frees
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        del dead
+        double = recorded(lambda: torch.stack([source * 2 for _ in range(100)]).sum(0))
+    finally:
+        gc.set_threshold(*thresholds)
+    source.fill_(3.0)
+    assert double().tolist() == [600.0] * 3
