@@ -1,4 +1,4 @@
-"""Recording graphs: nothing may disturb it; on a machine without a GPU the recorder is a stand-in."""
+"""Recording graphs: nothing may disturb it. Without a GPU the recorder is a stand-in."""
 
 from __future__ import annotations
 

@@ -242,6 +242,22 @@ def test_compare_runs_all_reports_failures_and_does_not_repeat(
     assert numbers(alone) == numbers(broken)
 
 
+def test_compare_names_every_method_once_in_every_setting_asked_for() -> None:
+    assert compare_commands._methods("all") == list(learners.METHODS)
+    assert compare_commands._methods("tsn, naive:class") == ["tsn", "naive:class"]
+
+
+@pytest.mark.slow
+def test_compare_runs_a_method_in_several_settings(tmp_path: Path) -> None:
+    common = ["--device", "cpu", "--seeds", "1", "--no-report", *small_options()]
+    methods = ["--methods", "naive:domain,naive:class"]
+    done = tsn("compare", "permuted-digits", "--out", str(tmp_path), *methods, *common)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[:2] for line in done.stdout.splitlines() if "incremental" in line]
+    assert rows == [["naive", "class-incremental"], ["naive", "domain-incremental"]]
+    assert (tmp_path / "naive-class/seed-0/result.json").exists()
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "all"
@@ -296,3 +312,6 @@ def test_compare_passes_its_options_on() -> None:
         ["training.epochs=5"],
     )
     assert again.no_report and again.tensorboard and again.threads is None
+    made = compare_commands._run_arguments(options, "naive:class", 0, Path("o/x"), 1)
+    again = parser.parse_args(list(made))
+    assert again.method == "naive" and again.assignments[-1] == "naive.setting=class"

@@ -1,6 +1,7 @@
 """Comparisons: several methods and seeds of one scenario, each run in a process of its own.
 
-    DIR/<method>/seed-<n>/      one run folder each
+    DIR/<method>/seed-<n>/              one run folder each
+    DIR/<method>-<setting>/seed-<n>/    of a method in another setting than the recipe's
 
 Finished runs are not run again, interrupted ones go on, failed ones do not stop the rest.
 """
@@ -211,7 +212,9 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
     groups = grouped(find_runs([folder]))
     head = ["method", "setting", *(f"{c} %" for c in _COLUMNS), "file %", "paper %", "seconds"]
     rows = [head]
-    for group in sorted(groups, key=lambda g: (_place(g.method, methods), g.recipe)):
+    for group in sorted(
+        groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].setting)
+    ):
         spreads = [_spread([r.metric(name) for r in group.runs]) for name in _COLUMNS.values()]
         spreads += [_spread([r.capacity(v) for r in group.runs]) for v in ("file", "paper")]
         seconds = _spread([r.result.get("seconds") for r in group.runs])
@@ -224,7 +227,8 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
 
 
 def _place(method: str, methods: Sequence[str]) -> int:
-    return methods.index(method) if method in methods else len(methods)
+    names = [told.partition(":")[0] for told in methods]
+    return names.index(method) if method in names else len(names)
 
 
 def _spread(values: Sequence[float | None]) -> Spread | None:

@@ -26,12 +26,17 @@ def add_parsers(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
         help="run several methods and seeds of a scenario, and compare them",
-        description="Run each method with seeds 0 to N-1, in DIR/<method>/seed-<n>/. Finished "
+        description="Run each method with seeds 0 to N-1, in DIR/<method>/seed-<n>/ (for A:class "
+        "DIR/A-class). Finished "
         "runs are not run again, interrupted ones go on.",
     )
     compare.add_argument("recipe", metavar="SCENARIO|RECIPE", help="as for run")
     compare.add_argument(
-        "--methods", required=True, metavar="A,B", help="methods, divided by commas"
+        "--methods",
+        required=True,
+        metavar="A,B",
+        help="methods, divided by commas; A:class and A:domain for another setting than the "
+        "recipe's, all for every method",
     )
     compare.add_argument("--seeds", type=int, default=5, metavar="N", help="(default: 5)")
     compare.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: cores)")
@@ -45,7 +50,7 @@ def _compare(options: argparse.Namespace) -> int:
     """Run what is not finished, and show the table, the failures and the report."""
     from tinysubnets import compare
 
-    methods = [m.strip() for m in options.methods.split(",") if m.strip()]
+    methods = _methods(options.methods)
     if options.seeds < 1 or not methods or len(set(methods)) != len(methods):
         raise SettingError("give at least one seed, and each method once: --methods tsn,wsn.")
     if options.jobs is not None and options.jobs < 1:
@@ -66,6 +71,14 @@ def _compare(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _methods(text: str) -> list[str]:
+    """The methods of a list, some with their setting; `all` stands for every one."""
+    from tinysubnets.learners import METHODS
+
+    told = [m.strip() for m in text.split(",") if m.strip()]
+    return [name for m in told for name in (METHODS if m == "all" else [m])]
+
+
 def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
     """All runs of the comparison; mistakes show here, before the first one begins."""
     from tinysubnets import compare, recipe
@@ -74,23 +87,34 @@ def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
     on_gpu = options.device.startswith("cuda") or (options.device == "auto" and _has_gpu())
     at_a_time = options.jobs or (1 if on_gpu else cores or 1)
     recipes = {
-        method: recipe.load(options.recipe, method=method, assignments=options.assignments)
-        for method in methods
+        told: recipe.load(
+            options.recipe,
+            method=told.partition(":")[0],
+            assignments=[*options.assignments, *_setting(told)],
+        )
+        for told in methods
     }
     jobs = []
     for seed in range(options.seeds):
-        for method in methods:
-            folder = Path(options.out) / method / f"seed-{seed}"
-            compare.check_settings(folder, recipes[method])
-            arguments = _run_arguments(options, method, seed, folder, at_a_time)
-            jobs.append(compare.Job(method, seed, folder, arguments))
+        for told in methods:
+            folder = Path(options.out) / told.replace(":", "-") / f"seed-{seed}"
+            compare.check_settings(folder, recipes[told])
+            arguments = _run_arguments(options, told, seed, folder, at_a_time)
+            jobs.append(compare.Job(told, seed, folder, arguments))
     return compare.Comparison(jobs, at_a_time)
 
 
+def _setting(told: str) -> list[str]:
+    """The assignment that makes `method:setting` what it says."""
+    method, _, setting = told.partition(":")
+    return [f"{method}.setting={setting}"] if setting else []
+
+
 def _run_arguments(
-    options: argparse.Namespace, method: str, seed: int, folder: Path, jobs: int
+    options: argparse.Namespace, told: str, seed: int, folder: Path, jobs: int
 ) -> tuple[str, ...]:
     """The arguments of `tsn run` for one run of a comparison."""
+    method = told.partition(":")[0]
     arguments = ["run", options.recipe, "--method", method, "--seed", str(seed)]
     arguments += ["--out", str(folder), "--device", options.device, "--no-report"]
     arguments += ["--checkpoint-seconds", str(options.checkpoint_seconds)]
@@ -99,7 +123,8 @@ def _run_arguments(
     threads = options.threads or (max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
     if threads is not None:
         arguments += ["--threads", str(threads)]
-    arguments += [part for text in options.assignments for part in ("--set", text)]
+    assignments = [*options.assignments, *_setting(told)]
+    arguments += [part for text in assignments for part in ("--set", text)]
     return tuple(arguments + (["--tensorboard"] if options.tensorboard else []))
 
 
