@@ -108,6 +108,8 @@ def test_verify_finds_damage_and_says_where(
     (tmp_path / "bad.safetensors").write_bytes(data)
     assert main(["verify", str(tmp_path / "bad.safetensors")]) == 1
     assert "of task 0" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "bad.safetensors")]) == 2
+    assert str(tmp_path / "bad.safetensors") in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "none")]) == 1
     models.store("own").save(tmp_path / "own")
     assert main(["verify", str(tmp_path / "own")]) == 0
@@ -191,7 +193,7 @@ def test_learn_adds_a_task_from_a_folder_of_images(
     before = SubnetStore.load(model)
     size = (model / artifact.FILE_NAME).stat().st_size
     command = ["learn", str(model), "--task", "again", "--data", str(folder), "--device", "cpu"]
-    assert main([*command, "--set", "training.epochs=1", "--set", "density=0.1"]) == 0
+    assert main([*command, "--set", "epochs=1", "--set", "density=0.1"]) == 0
     text = capsys.readouterr().out
     after = SubnetStore.load(model)
     assert after.tasks == ("left", "again") and after.digest("left") == before.digest("left")

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tinysubnets.errors import TinySubNetsError
+from tinysubnets.errors import ArtifactError, TinySubNetsError
 from tinysubnets.version import __version__
 
 # Each adds its commands by `add_parsers(subparsers)`; a command's `run` takes the options.
@@ -30,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options) or 0)
     except TinySubNetsError as error:
-        print(f"tsn: {error}", file=sys.stderr)
+        model = str(getattr(options, "model", ""))
+        is_unnamed = isinstance(error, ArtifactError) and model not in str(error)
+        print(f"tsn: {model}: {error}" if is_unnamed else f"tsn: {error}", file=sys.stderr)
         return 2
     except MemoryError:
         print("tsn: out of memory. Use smaller batches or a smaller network.", file=sys.stderr)

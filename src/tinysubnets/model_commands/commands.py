@@ -54,7 +54,7 @@ def _add_learn(subparsers: Any) -> None:
         default=[],
         dest="assignments",
         metavar="KEY=VALUE",
-        help="another value of a setting, as training.epochs=5 or density=0.2; may be repeated",
+        help="another value of a setting, as epochs=5 or density=0.2; may be repeated",
     )
     learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     _add_net(learn)
@@ -165,7 +165,7 @@ def _read_inputs(store: SubnetStore, task: str, files: list[str]) -> tuple[list[
 def _learn(options: argparse.Namespace) -> int:
     from tinysubnets.learners.tsn import TinySubNets
 
-    changes = [a if "." in a.partition("=")[0] else f"tsn.{a}" for a in options.assignments]
+    changes = [_placed(a) for a in options.assignments]
     learner = TinySubNets.resume(
         options.model, _network(options), device=options.device, changes=changes
     )
@@ -197,6 +197,21 @@ def _learn(options: argparse.Namespace) -> int:
         f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})"
     )
     return 0
+
+
+def _placed(assignment: str) -> str:
+    """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`."""
+    from dataclasses import fields
+
+    from tinysubnets.pruning import PruningSettings
+    from tinysubnets.training import TrainingSettings
+
+    key = assignment.partition("=")[0].strip()
+    if "." in key:
+        return assignment
+    tables = {"training": TrainingSettings, "pruning": PruningSettings}
+    owner = next((t for t, cls in tables.items() if key in {f.name for f in fields(cls)}), "tsn")
+    return f"{owner}.{assignment}"
 
 
 def _train(learner: TinySubNets, task: Task) -> None:
