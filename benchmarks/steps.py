@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from tinysubnets import networks
 from tinysubnets.architecture import Architecture
-from tinysubnets.learners.tsn import Lesson, TinySubNets
+from tinysubnets.learners.lesson import Lesson
+from tinysubnets.learners.tsn import TinySubNets
 from tinysubnets.stacked import StackedTraining
 from tinysubnets.task import Task
 

@@ -31,7 +31,7 @@ from tinysubnets.learners.replay import Replay
 from tinysubnets.learners.si import SI, SIModule, SITraining, consolidated
 from tinysubnets.learners.wsn import WSN
 from tinysubnets.task import Normalisation, Split, Task
-from tinysubnets.training import TrainingSettings
+from tinysubnets.training_settings import TrainingSettings
 
 TRAINING = {"epochs": 2, "batch_size": 64}
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from tinysubnets.architecture import Architecture
 from tinysubnets.errors import SettingError
-from tinysubnets.learners.tsn import Lesson, TinySubNets
+from tinysubnets.learners.lesson import Lesson
+from tinysubnets.learners.tsn import TinySubNets
 from tinysubnets.stacked import StackedTraining
 from tinysubnets.task import Task
 

@@ -13,9 +13,10 @@ from nets import Residual, data, learner, mlp, stack, task
 from tinysubnets.architecture import Architecture
 from tinysubnets.batches import Batches
 from tinysubnets.errors import SettingError, TaskError
-from tinysubnets.learners.tsn import Lesson
+from tinysubnets.learners.lesson import Lesson
 from tinysubnets.masks import top_k
-from tinysubnets.training import Training, TrainingSettings
+from tinysubnets.training import Training
+from tinysubnets.training_settings import TrainingSettings
 from tinysubnets.validation import Score, calibrated, score
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
         TinySubNetsError,
     )
     from tinysubnets.experiment import Experiment
+    from tinysubnets.learners.lesson import Lesson, TaskReport
     from tinysubnets.learners.settings import TSNSettings
-    from tinysubnets.learners.tsn import Lesson, TaskReport, TinySubNets
+    from tinysubnets.learners.tsn import TinySubNets
     from tinysubnets.plan import Plan
     from tinysubnets.pruning import PruningSettings
     from tinysubnets.recipe import Recipe
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from tinysubnets.store import SubnetStore
     from tinysubnets.subnet import Subnet
     from tinysubnets.task import Normalisation, Task
-    from tinysubnets.training import EpochReport, TrainingSettings
+    from tinysubnets.training import EpochReport
+    from tinysubnets.training_settings import TrainingSettings
 
 # module -> the public names that live there
 _PUBLIC = {
@@ -65,7 +67,8 @@ _PUBLIC = {
     ),
     "experiment": ("Experiment",),
     "learners.settings": ("TSNSettings",),
-    "learners.tsn": ("Lesson", "TaskReport", "TinySubNets"),
+    "learners.lesson": ("Lesson", "TaskReport"),
+    "learners.tsn": ("TinySubNets",),
     "plan": ("Plan",),
     "pruning": ("PruningSettings",),
     "recipe": ("Recipe",),
@@ -73,7 +76,8 @@ _PUBLIC = {
     "store": ("SubnetStore",),
     "subnet": ("Subnet",),
     "task": ("Normalisation", "Task"),
-    "training": ("EpochReport", "TrainingSettings"),
+    "training": ("EpochReport",),
+    "training_settings": ("TrainingSettings",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -23,8 +23,8 @@ import torch
 from tinysubnets import learners, results, scenarios
 from tinysubnets.checkpoint import Checkpoint, Checkpoints, learner_state, restore_learner_
 from tinysubnets.errors import CapacityWarning, RunError
-from tinysubnets.learners.tsn import pick_device
 from tinysubnets.metrics import Probe, Row, measure_row
+from tinysubnets.numerics import pick_device
 from tinysubnets.plan import Plan, build_architecture
 from tinysubnets.run_folder import RunFolder, explained
 from tinysubnets.task import Task

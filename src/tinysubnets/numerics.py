@@ -1,4 +1,4 @@
-"""Random numbers and arithmetic of a block of code: as asked inside, as they were outside."""
+"""Devices by name; random numbers and arithmetic of a block of code, outside it as they were."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from tinysubnets.errors import SettingError
 
 
 @contextmanager
@@ -28,3 +30,18 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
+
+
+def pick_device(name: str | torch.device) -> torch.device:
+    """The device of that name; "auto" means a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise SettingError(
+            f"device = {name!r} is not allowed; give 'auto', 'cpu' or 'cuda'."
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError("device = 'cuda', but this machine has no GPU that torch can use.")
+    return device

@@ -120,7 +120,7 @@ def _anchored(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def complete(name: str, values: Mapping[str, Any]) -> Recipe:
     """The recipe with every setting checked and every default written out."""
     from tinysubnets.pruning import PruningSettings
-    from tinysubnets.training import TrainingSettings
+    from tinysubnets.training_settings import TrainingSettings
 
     given = {k: v for k, v in values.items() if k != "run"}  # a run's config.toml is a recipe too
     _check_keys(given)
@@ -159,7 +159,7 @@ def _check_keys(given: Mapping[str, Any]) -> None:
 def _whole_name(key: str, tables: Mapping[str, str]) -> str:
     """A hint for a setting that was given without its table."""
     from tinysubnets.pruning import PruningSettings
-    from tinysubnets.training import TrainingSettings
+    from tinysubnets.training_settings import TrainingSettings
 
     classes = {"training": TrainingSettings, "pruning": PruningSettings}
     classes |= {"tsn": learners.settings_class(tables["tsn"])}

@@ -19,13 +19,14 @@ from tinysubnets.bank import Bank
 from tinysubnets.errors import SettingError
 from tinysubnets.learners.compress import Compressor
 from tinysubnets.learners.dense_settings import check_setting
+from tinysubnets.learners.lesson import Lesson
 from tinysubnets.learners.magnitude import MagnitudeLesson
 from tinysubnets.learners.packnet import check_shares
-from tinysubnets.learners.tsn import Lesson, TinySubNets
+from tinysubnets.learners.tsn import TinySubNets
 from tinysubnets.store import SubnetStore
 from tinysubnets.subnet import Coded, Subnet
 from tinysubnets.task import Task
-from tinysubnets.training import TrainingSettings
+from tinysubnets.training_settings import TrainingSettings
 
 LEAST_BITS = 2
 

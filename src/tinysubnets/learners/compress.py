@@ -16,7 +16,7 @@ from tinysubnets.task_module import TaskModule
 from tinysubnets.validation import Score, calibrated
 
 if TYPE_CHECKING:
-    from tinysubnets.learners.tsn import Lesson
+    from tinysubnets.learners.lesson import Lesson
 
 MAX_BITS = 8
 PRIVATE_LEVELS = (4, 5, 6, 8, 16, 32)

@@ -30,11 +30,12 @@ from tinysubnets.learners.dense_settings import (
     check_task,
 )
 from tinysubnets.learners.dense_training import DenseTraining
-from tinysubnets.learners.tsn import TaskReport, pick_device
+from tinysubnets.learners.lesson import TaskReport
+from tinysubnets.numerics import pick_device
 from tinysubnets.start import Origin, initial_private, initial_values
 from tinysubnets.store import DEFAULT_BATCH
 from tinysubnets.task import Label, Normalisation, Split, Task
-from tinysubnets.training import TrainingSettings
+from tinysubnets.training_settings import TrainingSettings
 
 
 class DenseLearner(ABC):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tinysubnets.learners.dense_settings import Learned
 from tinysubnets.learners.dense_training import DenseTraining
-from tinysubnets.learners.tsn import TaskReport
+from tinysubnets.learners.lesson import TaskReport
 from tinysubnets.task import Task
 from tinysubnets.training import EpochReport
 

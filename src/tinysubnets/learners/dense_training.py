@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tinysubnets.dense_module import DenseModule
 from tinysubnets.task import Task
-from tinysubnets.training import Training, TrainingSettings
+from tinysubnets.training import Training
+from tinysubnets.training_settings import TrainingSettings
 from tinysubnets.validation import CALIBRATION_SAMPLES, calibrated, count
 
 

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
 from tinysubnets.layout import Layout
-from tinysubnets.learners.tsn import Lesson, TinySubNets
+from tinysubnets.learners.lesson import Lesson
+from tinysubnets.learners.tsn import TinySubNets
 from tinysubnets.masks import top_k_segments
 from tinysubnets.start import Start
 from tinysubnets.subnet import Subnet
 from tinysubnets.task import Task
 from tinysubnets.task_module import Compression, TaskModule
-from tinysubnets.training import EpochReport, Training, TrainingSettings
+from tinysubnets.training import EpochReport, Training
+from tinysubnets.training_settings import TrainingSettings
 
 
 class FixedMaskModule(TaskModule):

@@ -18,11 +18,12 @@ from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
 from tinysubnets.errors import SettingError
 from tinysubnets.learners.dense_settings import check_setting
+from tinysubnets.learners.lesson import Lesson
 from tinysubnets.learners.magnitude import MagnitudeLesson
-from tinysubnets.learners.tsn import Lesson, TinySubNets
+from tinysubnets.learners.tsn import TinySubNets
 from tinysubnets.store import SubnetStore
 from tinysubnets.task import Task
-from tinysubnets.training import TrainingSettings
+from tinysubnets.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True)

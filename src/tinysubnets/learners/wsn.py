@@ -18,7 +18,7 @@ from tinysubnets.coding.seven_tasks import seven_tasks_size
 from tinysubnets.learners.dense_settings import check_setting
 from tinysubnets.learners.tsn import TinySubNets
 from tinysubnets.store import SubnetStore
-from tinysubnets.training import TrainingSettings
+from tinysubnets.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def _placed(assignment: str) -> str:
     from dataclasses import fields
 
     from tinysubnets.pruning import PruningSettings
-    from tinysubnets.training import TrainingSettings
+    from tinysubnets.training_settings import TrainingSettings
 
     key = assignment.partition("=")[0].strip()
     if "." in key:
