@@ -115,11 +115,12 @@ def post_prune(
 class Queue:
     """The own new blocks of one tensor in the order they are dropped in, the smallest first.
 
-    Sorted once: no step changes a weight. `sizes` counts the weights of each block, on the host.
+    Sorted once: no step changes a weight. `sizes` counts the weights of each block, on the host;
+    None where a block is one weight.
     """
 
     blocks: Tensor
-    sizes: Tensor
+    sizes: Tensor | None
     num_blocks: int
     gone: int = 0
 
@@ -129,7 +130,8 @@ class Queue:
         i, j = layout.block_segments[tensor]
         own = (candidate.mask[i:j] & ~candidate.owned[i:j]).nonzero().flatten() + i
         order = own[torch.argsort(magnitude[own], stable=True)]
-        return cls(order, layout.block_sizes[order.cpu()], j - i)
+        sizes = None if layout.is_identity else layout.block_sizes[order.cpu()]
+        return cls(order, sizes, j - i)
 
     def next(self, step: float) -> int:
         """How many blocks a step drops."""
@@ -137,6 +139,8 @@ class Queue:
 
     def weights(self, count: int) -> int:
         """How many weights the next blocks hold."""
+        if self.sizes is None:
+            return count
         return int(self.sizes[self.gone : self.gone + count].sum())
 
 
