@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 from run_helpers import numbers, small_options, tsn
 from tinysubnets import compare, compare_commands, learners, recipe, run_commands, scenarios
 from tinysubnets.cli import main
+from tinysubnets.errors import SettingError
 
 HEAVY = "{'torch', 'sklearn', 'pyarrow', 'PIL', 'matplotlib', 'jinja2', 'huggingface_hub', 'rich'}"
 
@@ -242,9 +245,34 @@ def test_compare_runs_all_reports_failures_and_does_not_repeat(
     assert numbers(alone) == numbers(broken)
 
 
+def methods_of(text: str, *changes: str) -> list[str]:
+    given = {"methods": text, "recipe": "permuted-digits", "assignments": list(changes)}
+    return compare_commands._methods(argparse.Namespace(**given))
+
+
 def test_compare_names_every_method_once_in_every_setting_asked_for() -> None:
-    assert compare_commands._methods("all") == list(learners.METHODS)
-    assert compare_commands._methods("tsn, naive:class") == ["tsn", "naive:class"]
+    assert methods_of("all") == list(learners.METHODS)
+    assert methods_of("tsn, naive:class") == ["tsn", "naive:class"]
+    assert methods_of("tsn:task,naive:task") == ["tsn", "naive"]  # the recipe's own setting
+    assert methods_of("naive:task", "naive.setting=class") == ["naive:task"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("naive,naive:task", "not naive twice"),
+        ("all,tsn", "not tsn twice"),
+        ("", "give each method once"),
+        ("nave:class", "unknown method 'nave'. Did you mean 'naive'"),
+        ("all:class", "unknown method 'all'"),
+        ("ewc:class", "ewc is defined for task, domain"),
+        ("tsn:class", "tsn is defined for task."),
+        ("naive:", "naive: is not allowed"),
+    ],
+)
+def test_compare_refuses_nonsense_before_anything_runs(text: str, said: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(said)):
+        methods_of(text)
 
 
 @pytest.mark.slow
@@ -295,8 +323,6 @@ def test_last_epoch_of_a_run_in_progress(tmp_path: Path) -> None:
 
 
 def test_compare_passes_its_options_on() -> None:
-    import argparse
-
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
     run_commands.add_parsers(commands)

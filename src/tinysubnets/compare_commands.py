@@ -50,9 +50,9 @@ def _compare(options: argparse.Namespace) -> int:
     """Run what is not finished, and show the table, the failures and the report."""
     from tinysubnets import compare
 
-    methods = _methods(options.methods)
-    if options.seeds < 1 or not methods or len(set(methods)) != len(methods):
-        raise SettingError("give at least one seed, and each method once: --methods tsn,wsn.")
+    if options.seeds < 1:
+        raise SettingError(f"--seeds {options.seeds}: at least one seed is needed.")
+    methods = _methods(options)
     if options.jobs is not None and options.jobs < 1:
         raise SettingError(f"--jobs {options.jobs}: at least one run must go on at a time.")
     check_tensorboard(options)
@@ -71,12 +71,36 @@ def _compare(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _methods(text: str) -> list[str]:
-    """The methods of a list, some with their setting; `all` stands for every one."""
-    from tinysubnets.learners import METHODS
+def _methods(options: argparse.Namespace) -> list[str]:
+    """The methods asked for, each once; with their setting where it is not the recipe's.
 
-    told = [m.strip() for m in text.split(",") if m.strip()]
-    return [name for m in told for name in (METHODS if m == "all" else [m])]
+    `all` stands for every method. Mistakes are found before anything runs.
+    """
+    from tinysubnets import recipe
+    from tinysubnets.learners import METHODS, defined_settings
+
+    told = [m.strip() for m in options.methods.split(",") if m.strip()]
+    out: list[str] = []
+    for name, colon, setting in (m.partition(":") for m in told):
+        if name == "all" and not colon:
+            out += METHODS
+            continue
+        defined = defined_settings(name)  # refuses unknown methods
+        if colon and setting not in defined:
+            raise SettingError(
+                f"{name}:{setting} is not allowed; {name} is defined for {', '.join(defined)}."
+            )
+        chosen = recipe.load(options.recipe, method=name, assignments=options.assignments)
+        out.append(
+            name if setting in ("", chosen.learner.get("setting", "task")) else f"{name}:{setting}"
+        )
+    twice = [m for m in dict.fromkeys(out) if out.count(m) > 1]
+    if twice or not out:
+        raise SettingError(
+            f"--methods {options.methods}: give each method once"
+            + (f", not {', '.join(twice)} twice." if twice else ", as tsn,wsn.")
+        )
+    return out
 
 
 def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:

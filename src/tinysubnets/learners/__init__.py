@@ -21,7 +21,7 @@ from tinysubnets.learners.settings import VARIANTS
 if TYPE_CHECKING:
     from tinysubnets.architecture import Architecture
 
-__all__ = ["METHODS", "build", "method", "settings_class"]
+__all__ = ["METHODS", "build", "defined_settings", "method", "settings_class"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,11 @@ def method(name: str) -> Method:
 def settings_class(name: str) -> type:
     """The settings dataclass of a method."""
     return _imported(method(name).settings)
+
+
+def defined_settings(name: str) -> tuple[str, ...]:
+    """The settings that a method defines: task, class, domain; those with masks, task alone."""
+    return tuple(getattr(_imported(method(name).learner), "allowed", ("task",)))
 
 
 def build(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.errors import ArtifactError, SettingError
+from tinysubnets.errors import ArtifactError, SettingError, unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,15 +203,18 @@ def _placed(assignment: str) -> str:
     """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`."""
     from dataclasses import fields
 
+    from tinysubnets.learners.settings import TSNSettings
     from tinysubnets.pruning import PruningSettings
     from tinysubnets.training_settings import TrainingSettings
 
     key = assignment.partition("=")[0].strip()
-    if "." in key:
+    if "." in key or "=" not in assignment:
         return assignment
-    tables = {"training": TrainingSettings, "pruning": PruningSettings}
-    owner = next((t for t, cls in tables.items() if key in {f.name for f in fields(cls)}), "tsn")
-    return f"{owner}.{assignment}"
+    classes = {"tsn": TSNSettings, "training": TrainingSettings, "pruning": PruningSettings}
+    tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
+    if key not in tables:
+        raise SettingError(unknown("setting", key, tables))
+    return f"{tables[key]}.{assignment}"
 
 
 def _train(learner: TinySubNets, task: Task) -> None:

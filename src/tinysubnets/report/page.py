@@ -68,7 +68,8 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     if len(groups) > 1:
         methods = len({g.method for g in groups})
         kinds = f"{methods} methods" if methods > 1 else f"{len(groups)} recipes"
-        return f"{kinds} compared in {len(runs)} runs, {tasks} each, {first.setting}."
+        settings = ", ".join(dict.fromkeys(run.setting for run in runs))
+        return f"{kinds} compared in {len(runs)} runs, {tasks} each, {settings}."
     accuracy = groups[0].spread(lambda r: r.metric("average_accuracy"))
     shown = f"{accuracy.mean * 100:.1f} % mean accuracy" if accuracy else "no accuracy"
     forgetting = groups[0].spread(lambda r: r.metric("forgetting"))
