@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -60,7 +61,14 @@ def test_inspect_shows_every_byte(model: Path, capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     size = (model / artifact.FILE_NAME).stat().st_size
     assert f"{size:,} bytes" in text and "left" in text and "small-cnn" in text
-    for word in ("codebooks", "paper view", "worked-example", "seven-task Huffman", "free"):
+    for word in (
+        "codebooks",
+        "shared tensors",
+        "paper view",
+        "worked-example",
+        "seven-task Huffman",
+        "free",
+    ):
         assert word in text
 
 
@@ -74,6 +82,8 @@ def test_inspect_as_plain_data(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found["tasks"][1]["mask_against"] == "the mask of 'task 0'"
     assert found["tasks"][3]["density"] == store.density("task 3")
     assert found["free_share"] == pytest.approx(store.free_share())
+    kept = sum(t["densities"][3] * math.prod(t["shape"]) for t in found["tensors"])
+    assert kept / found["num_weights"] == pytest.approx(store.density("task 3"))
     masks = [s.mask for s in store.subnets.values()]
     both, either = (masks[0] & masks[1]).sum(), (masks[0] | masks[1]).sum()
     assert found["overlap"][0][1] == pytest.approx(float(both / either))

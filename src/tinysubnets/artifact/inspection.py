@@ -36,6 +36,7 @@ def inspect(where: str | os.PathLike[str]) -> dict[str, Any]:
         "block": layout.block,
         "settings": contents.settings,
         "tasks": [_task(s, contents, ledger) for s in subnets],
+        "tensors": _tensors(subnets, contents),
         "banks": [_bank(i, contents) for i in range(len(contents.banks))],
         "free_share": _free_share(contents),
         "ledger": ledger.as_dict(),
@@ -71,6 +72,22 @@ def _task(subnet: Subnet, contents: Contents, ledger: Ledger) -> dict[str, Any]:
         if subnet.sample is None
         else [str(subnet.sample.dtype).removeprefix("torch."), list(subnet.sample.shape)],
     }
+
+
+def _tensors(subnets: list[Subnet], contents: Contents) -> list[dict[str, Any]]:
+    """Each shared tensor: its size, the share that is free, and that each task's mask keeps."""
+    layout = contents.manifest.layout
+    masks = [layout.expand(s.mask) for s in subnets]
+    owned = [layout.expand(bank.owned) for bank in contents.banks]
+    return [
+        {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "densities": [float(m[i:j].float().mean()) for m in masks],
+            "free_shares": [1 - float(o[i:j].float().mean()) for o in owned],
+        }
+        for tensor, (i, j) in zip(layout.shared, layout.segments, strict=True)
+    ]
 
 
 def _reference(subnet: Subnet, contents: Contents) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
+MAX_TENSORS = 30  # shared tensors that are shown one by one
 PARTS = ("codes", "codebooks", "masks", "heads", "private", "memory", "metadata")
 
 
@@ -22,6 +23,8 @@ def show_model(found: Mapping[str, Any]) -> None:
         f"dense), one mask bit per {_block(found['block'])}"
     )
     console.print(_tasks(found))
+    if len(found["tensors"]) <= MAX_TENSORS:
+        console.print(_tensors(found["tensors"]))
     console.print(_ledger(ledger))
     console.print(
         f"file {_percent(ledger['file'])} of the dense network; paper view "
@@ -77,6 +80,19 @@ def _tasks(found: Mapping[str, Any]) -> Any:
             f"{task['bytes']:,}",
             task["mask_against"],
         )
+    return table
+
+
+def _tensors(tensors: Sequence[Mapping[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("tensor", "shape", title="shared tensors", title_justify="left")
+    for column in ("density, mean over tasks", "free, mean over banks"):
+        table.add_column(column, justify="right")
+    for tensor in tensors:
+        shares = (tensor["densities"], tensor["free_shares"])
+        means = [f"{sum(s) / len(s):.4f}" if s else "" for s in shares]
+        table.add_row(tensor["name"], "x".join(map(str, tensor["shape"])), *means)
     return table
 
 
