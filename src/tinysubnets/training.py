@@ -170,7 +170,7 @@ class Training:
     @property
     def can_capture(self) -> bool:
         """Whether steps and measurements can be recorded as graphs."""
-        resident = self.train.resident is not None
+        resident = self.train.resident is not None and self.valid.resident is not None
         return self.device.type == "cuda" and self.settings.engine != "eager" and resident
 
     @property
@@ -200,8 +200,7 @@ class Training:
     def validate(self) -> Score:
         """The validation score of the network as it stands."""
         if self._measure is None:
-            can_record = self.can_capture and self.valid.resident is not None
-            self._measure = recorded(self.measure) if can_record else self.measure
+            self._measure = recorded(self.measure) if self.can_capture else self.measure
         return Score.of(self._measure(), len(self.valid))
 
     def restore_best_(self) -> None:

@@ -112,13 +112,11 @@ class Validator:
     def __init__(self, architecture: Architecture, train: Batches, valid: Batches) -> None:
         self.architecture, self.train, self.valid = architecture, train, valid
 
-    def __call__(
-        self, tensors: Mapping[str, Tensor], *, calibrate: bool = True, samples: int | None = None
-    ) -> Score:
+    def __call__(self, tensors: Mapping[str, Tensor], *, calibrate: bool = True) -> Score:
         """The validation score; statistics are estimated anew unless they are final already."""
         if not calibrate:
             return score(self.architecture, tensors, self.valid)
-        return Score.of(self.count(tensors, samples or CALIBRATION_SAMPLES), len(self.valid))
+        return Score.of(self.count(tensors), len(self.valid))
 
     def count(
         self,

@@ -72,9 +72,9 @@ class Compressor:
         """All tensors of the network with these shared weights and the trained private ones."""
         return {n: t.detach() for n, t in self.module.tensors(weights).items()}
 
-    def accuracy(self, weights: Tensor, samples: int | None = None) -> float:
+    def accuracy(self, weights: Tensor) -> float:
         """The validation accuracy with these shared weights."""
-        return self.lesson.training.validator(self.tensors(weights), samples=samples).accuracy
+        return self.lesson.training.validator(self.tensors(weights)).accuracy
 
     def choose_bits(self, mask: Tensor) -> tuple[int, tuple[Coded, ...]]:
         """The fixed bit-width, or the least that keeps accuracy within the tolerance."""
