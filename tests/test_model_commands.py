@@ -92,6 +92,34 @@ def test_inspect_as_plain_data(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert sum(t["bytes"] for t in found["tasks"]) < found["ledger"]["file_bytes"]
 
 
+def test_every_command_finds_the_model_of_a_run_folder(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, data = tmp_path / "run", write_folder(tmp_path / "data")
+    run.mkdir()
+    (run / "config.toml").write_text("", encoding="utf-8")
+    assert main(["inspect", str(run)]) == 2  # a run that is not finished has no model yet
+    assert "the folder of a finished run" in capsys.readouterr().err
+    model.rename(run / "model")
+    np.savez(tmp_path / "x.npz", inputs=pictures(3)[0])
+    named = [str(run), "--task", "left"]
+    assert main(["inspect", str(run)]) == 0
+    assert str(run / "model" / artifact.FILE_NAME) in capsys.readouterr().out.replace("\n", "")
+    assert main(["verify", str(run)]) == 0
+    assert main(["predict", *named, str(tmp_path / "x.npz")]) == 0
+    assert main(["export", *named, str(tmp_path / "a.pt2")]) == 0
+    more = ["--data", str(data), "--device", "cpu", "--set", "epochs=1"]
+    assert main(["learn", str(run), "--task", "again", *more]) == 0
+    assert not (run / artifact.FILE_NAME).exists()
+    assert SubnetStore.load(run).tasks == SubnetStore.load(run / "model").tasks == ("left", "again")
+
+
+def test_a_model_in_the_folder_itself_comes_first(tmp_path: Path) -> None:
+    models.store(tasks=1).save(tmp_path)
+    models.store(tasks=2).save(tmp_path / "model")
+    assert len(SubnetStore.load(tmp_path).tasks) == 1
+
+
 def test_inspect_of_an_empty_model_and_of_many_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -173,9 +173,12 @@ class ModelFile:
 
 
 def model_path(where: str | os.PathLike[str]) -> Path:
-    """The model file in a folder, or the file itself."""
+    """The model file in a model folder or in a run folder's `model`, or the file itself."""
     path = Path(where)
-    return path / FILE_NAME if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    own, inside = path / FILE_NAME, path / "model" / FILE_NAME
+    return inside if inside.exists() and not own.exists() else own
 
 
 def _open(path: Path) -> BinaryIO:
@@ -186,7 +189,8 @@ def _open(path: Path) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         raise FormatError(
-            f"no model at {path}: {error.strerror}. Give a folder with a {FILE_NAME} in it."
+            f"no model at {path}: {error.strerror}. Give a folder with a {FILE_NAME} in it, or "
+            "the folder of a finished run."
         ) from None
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
 BAR_WIDTH = 24
+_MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -74,7 +75,7 @@ def _add_export(subparsers: Any) -> None:
 
 def _add(subparsers: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    parser.add_argument("model", metavar="MODEL", help="a model folder or its model.safetensors")
+    parser.add_argument("model", metavar="MODEL", help=_MODEL)
     parser.set_defaults(run=run)
     assert isinstance(parser, argparse.ArgumentParser)
     return parser
@@ -163,6 +164,7 @@ def _read_inputs(store: SubnetStore, task: str, files: list[str]) -> tuple[list[
 
 
 def _learn(options: argparse.Namespace) -> int:
+    from tinysubnets.artifact import model_path
     from tinysubnets.learners.tsn import TinySubNets
 
     changes = [_placed(a) for a in options.assignments]
@@ -173,9 +175,10 @@ def _learn(options: argparse.Namespace) -> int:
 
     # Both before data are decoded and anything is learned in vain.
     learner.check_name(options.task)
-    if not os.access(_folder(options.model), os.W_OK):
-        raise ArtifactError(f"cannot write to {_folder(options.model)}; learn in a copy of it.")
-    before = _file_bytes(options.model)
+    file = model_path(options.model)
+    if not os.access(file.parent, os.W_OK):
+        raise ArtifactError(f"cannot write to {file.parent}; learn in a copy of it.")
+    before = file.stat().st_size
     samples = [s.sample for s in learner.store.subnets.values()]
     task = read_task(options.task, options.data, samples, learner.settings.seed)
     shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
@@ -185,7 +188,7 @@ def _learn(options: argparse.Namespace) -> int:
     )
     _train(learner, task)
     try:
-        path = learner.save(_folder(options.model))
+        path = learner.save(file.parent)
     except OSError as error:
         raise ArtifactError(
             f"the model was not saved, the old one is as it was: {error.strerror}."
@@ -235,17 +238,6 @@ def _train(learner: TinySubNets, task: Task) -> None:
     if live:
         print()
     lesson.finish()
-
-
-def _folder(model: str) -> Path:
-    path = Path(model)
-    return path if path.is_dir() else path.parent
-
-
-def _file_bytes(model: str) -> int:
-    from tinysubnets.artifact import model_path
-
-    return model_path(model).stat().st_size
 
 
 def _export(options: argparse.Namespace) -> int:
