@@ -8,10 +8,12 @@ import math
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 import models
 from tinysubnets import artifact, networks
@@ -222,6 +224,25 @@ def test_a_network_of_ones_own_is_named_on_the_command_line(
     arguments = [str(tmp_path), "--task", "task 1", str(tmp_path / "x.npz")]
     assert main(["predict", *arguments, "--net", "models:own_network", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["predictions"]) == 3
+
+
+def test_verify_puts_tasks_into_a_network_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.store("own").save(tmp_path)
+    command = ["verify", str(tmp_path)]
+    assert main(command) == 0
+    assert "give it with --net" in capsys.readouterr().out
+    assert main([*command, "--net", "models:own_network"]) == 0
+    assert "network rebuilt" in capsys.readouterr().out
+    layers = OrderedDict(one=nn.Linear(6, 13), fc=nn.Linear(13, 3))
+    monkeypatch.setattr(models, "wider", lambda: nn.Sequential(layers), raising=False)
+    assert main([*command, "--net", "models:wider"]) == 2  # 1 is said of damaged files alone
+    assert "model (12, 6), network (13, 6)" in capsys.readouterr().err
+    damaged = bytearray((tmp_path / artifact.FILE_NAME).read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / artifact.FILE_NAME).write_bytes(damaged)
+    assert main([*command, "--net", "models:own_network"]) == 1
 
 
 def test_learn_adds_a_task_from_a_folder_of_images(

@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
+from tinysubnets.architecture import Architecture
 from tinysubnets.artifact.container import ModelFile, model_path, places
 from tinysubnets.artifact.folder import load
 from tinysubnets.artifact.reader import read_contents
@@ -23,11 +25,13 @@ class Checked:
     is_rebuilt: bool
 
 
-def check(where: str | os.PathLike[str]) -> Checked:
+def check(
+    where: str | os.PathLike[str], net: nn.Module | Architecture | None = None
+) -> Checked:
     """Check everything in a model; damage is an error that names its place.
 
-    A network of the package is rebuilt and holds every task once; one's own is not at hand, so
-    there the names and shapes on record are all that can be looked at.
+    A network of the package is rebuilt and holds every task once, and so does one's own that is
+    given as `net`; without it the names and shapes on record are all that can be looked at.
     """
     path = model_path(where)
     with ModelFile(path) as file:
@@ -43,9 +47,9 @@ def check(where: str | os.PathLike[str]) -> Checked:
         if not bool(torch.isfinite(bank.values).all()):
             raise DamageError(f"bank {number} is not finite everywhere.")
     rebuild = contents.manifest.rebuild
-    named = rebuild is not None and ":" not in str(rebuild.get("network", ":"))
-    if named:
-        store = load(path)
+    known = rebuild is not None and ":" not in str(rebuild.get("network", ":"))
+    if known or net is not None:
+        store = load(path, net)
         for name in store.tasks:
             store.tensors(name)
-    return Checked(file.file_bytes, len(sections), file.num_tasks, named)
+    return Checked(file.file_bytes, len(sections), file.num_tasks, known or net is not None)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.errors import ArtifactError, SettingError, unknown
+from tinysubnets.errors import ArtifactError, MismatchError, SettingError, unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,8 @@ def add_parsers(subparsers: Any) -> None:
     """Add the commands that use saved models."""
     inspect = _add(subparsers, "inspect", "tasks, banks, sizes and overlaps of a model", _inspect)
     inspect.add_argument("--json", action="store_true", help="print plain data instead of tables")
-    _add(subparsers, "verify", "check everything in a model file; exit status 1 on damage", _verify)
+    damage = "check everything in a model file; exit status 1 on damage"
+    _add_net(_add(subparsers, "verify", damage, _verify))
     _add_predict(subparsers)
     _add_learn(subparsers)
     _add_export(subparsers)
@@ -117,11 +118,15 @@ def _verify(options: argparse.Namespace) -> int:
     from tinysubnets import artifact
 
     try:
-        checked = artifact.check(options.model)
+        checked = artifact.check(options.model, _network(options))
     except ArtifactError as error:
+        if options.net is not None and isinstance(error, MismatchError):
+            raise  # the network that was given is wrong, not the file
         print(f"tsn: {options.model}: {error}", file=sys.stderr)
         return 1
-    network = "network rebuilt" if checked.is_rebuilt else "network not at hand (your own)"
+    network = "network rebuilt"
+    if not checked.is_rebuilt:
+        network = "network not at hand (your own; give it with --net to check that it fits)"
     print(
         f"fine: {checked.file_bytes:,} bytes, {checked.num_sections} sections, "
         f"{checked.num_tasks} tasks, every hash right, everything decoded; {network}."
