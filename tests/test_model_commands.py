@@ -20,6 +20,7 @@ from tinysubnets import artifact, networks
 from tinysubnets.architecture import Architecture
 from tinysubnets.artifact import inspect
 from tinysubnets.cli import main
+from tinysubnets.errors import TaskError
 from tinysubnets.learners.tsn import TinySubNets
 from tinysubnets.store import SubnetStore
 from tinysubnets.task import Task
@@ -214,6 +215,29 @@ def test_predict_explains_what_it_cannot_take(
     models.store(tasks=3).save(tmp_path / "floats")
     message = refused("--task", "task 1", str(tmp_path / "no.png"), where=tmp_path / "floats")
     assert "which images cannot become" in message
+
+
+def test_scaled_pixels_are_refused_where_raw_ones_were_learned(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, labels = pictures(6, seed=9)
+    numbers = (labels == "bright").astype(int)
+    np.savez(tmp_path / "raw.npz", inputs=images.astype(np.float32))
+    np.savez(tmp_path / "scaled.npz", inputs=images / 255, labels=numbers)
+    command = ["predict", str(model), "--task", "left", "--json"]
+    assert main([*command, str(tmp_path / "raw.npz")]) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    expected = SubnetStore.load(model).predict("left", images).tolist()
+    assert [row["classes"][0]["name"] for row in found] == expected
+    with pytest.raises(TaskError, match="scaled already"):
+        SubnetStore.load(model).predict("left", images / 255)
+    assert main([*command, str(tmp_path / "raw.npz"), str(tmp_path / "scaled.npz")]) == 2
+    said = capsys.readouterr().err
+    assert "scaled.npz: task 'left'" in said and "inputs * 255" in said
+    export = ["export", str(model), "--task", "left", str(tmp_path / "a.onnx"), "--data"]
+    assert main([*export, str(tmp_path / "scaled.npz")]) == 2
+    assert "inputs * 255" in capsys.readouterr().err
+    assert not (tmp_path / "a.onnx").exists()
 
 
 def test_a_network_of_ones_own_is_named_on_the_command_line(

@@ -289,6 +289,27 @@ def test_arrays_of_every_form_are_read_alike() -> None:
         assert torch.equal(learn.logits("a", form), learn.logits("a", x)), name
 
 
+def test_pixels_are_not_scaled_behind_the_back_of_a_task() -> None:
+    rng = np.random.default_rng(0)
+    raw, labels = rng.integers(0, 256, (40, 1, 4, 4), dtype=np.uint8), np.arange(40) % 2
+    scaled = (raw / 255).astype(np.float32)
+    for given in ({"test": (scaled, labels)}, {"valid": (scaled, labels)}):
+        with pytest.raises(TaskError, match=r"float32 from 0 to 0.976: scaled.*inputs \* 255"):
+            Task.from_arrays("t", raw, labels, **given)
+    task = Task.from_arrays("t", raw, labels, test=(raw.astype(np.float64), labels))
+    check = task.normalisation.check_scale
+    with pytest.raises(TaskError, match="scaled already"):
+        check("t", torch.from_numpy(scaled * 2 - 1), torch.uint8)
+    # Whole numbers, numbers beyond 1, tasks of floats and of black-and-white pixels are all fine.
+    check("t", torch.zeros(3, 1, 4, 4), torch.uint8)
+    check("t", torch.full((3, 1, 4, 4), 1.5), torch.uint8)
+    check("t", torch.empty(0, 1, 4, 4), torch.uint8)
+    check("t", torch.from_numpy(scaled), torch.float32)
+    assert Task.from_arrays("t", scaled, labels, test=(scaled, labels)).test is not None
+    bits = (raw > 40).astype(np.uint8)
+    assert Task.from_arrays("t", bits, labels, test=(scaled, labels)).test is not None
+
+
 def test_a_split_knows_its_size() -> None:
     split = Split(torch.zeros(10, 3, 4, dtype=torch.uint8), torch.zeros(10, dtype=torch.long))
     assert split.size_bytes() == 120

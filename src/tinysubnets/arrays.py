@@ -15,6 +15,8 @@ from tinysubnets.errors import TaskError
 
 Label = int | str
 _CHUNK = 4096  # samples looked at together
+# Pixels of 0 and 1 alone have a mean and a deviation of at most 1.21 together.
+_LEAST_REACH = 2.0
 
 
 class Inputs(Protocol):
@@ -63,6 +65,26 @@ def as_tensor(inputs: Any) -> Tensor:
 def is_tokens(inputs: Tensor) -> bool:
     """Whether raw inputs are integer tokens: any integer type but uint8, which means pixels."""
     return not inputs.is_floating_point() and inputs.dtype != torch.uint8
+
+
+def check_scale(name: str, inputs: Tensor, learned: torch.dtype, reach: float) -> None:
+    """Refuse pixels scaled to fractions of 1 where a task was learned from whole uint8 pixels.
+
+    `reach` is the mean plus the deviation of what was learned from. Whole numbers given as floats
+    pass, and so do fractions beyond 1.
+    """
+    if learned != torch.uint8 or not inputs.is_floating_point() or inputs.numel() == 0:
+        return
+    low, high = (float(v) for v in inputs.aminmax())
+    is_scaled = -1.0 <= low <= high <= 1.0 and bool((inputs != inputs.round()).any())
+    if is_scaled and reach > _LEAST_REACH:
+        kind = str(inputs.dtype).removeprefix("torch.")
+        raise TaskError(
+            f"task {name!r} learns from raw uint8 pixels, but the inputs given are {kind} from "
+            f"{low:.3g} to {high:.3g}: scaled already, so that labels would be nonsense. "
+            "Give raw pixels, as uint8 or as the same numbers in floats (inputs * 255 if they were "
+            "divided by 255); the normalisation is done for you."
+        )
 
 
 def checked_inputs(name: str, inputs: Any) -> Inputs:

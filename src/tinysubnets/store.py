@@ -147,6 +147,7 @@ class SubnetStore:
         """The user's own labels for raw inputs."""
         classes = np.array(self.subnet(task).classes)
         logits = self.logits(task, inputs)
+        self.subnet(task).check_scale(as_tensor(inputs))
         if bad := torch.isnan(logits).any(1).nonzero().flatten().tolist():
             raise TaskError(
                 f"task {task!r}: the class scores of {len(bad)} samples are NaN (first: sample "

@@ -174,6 +174,11 @@ class Subnet:
         """How many weights this task added to its bank."""
         return sum(len(c) for c in self.own)
 
+    def check_scale(self, inputs: Tensor) -> None:
+        """Refuse inputs scaled to fractions of 1 where the task was learned from raw pixels."""
+        if self.sample is not None:
+            self.normalisation.check_scale(self.name, inputs, self.sample.dtype)
+
     def private_tensors(self) -> dict[str, Tensor]:
         """The private tensors as the network takes them, by name."""
         return {n: c.decode().reshape(self.shapes[n]) for n, c in self.private.items()}

@@ -26,6 +26,7 @@ from tinysubnets.arrays import (
     DatasetInputs,
     Inputs,
     Label,
+    check_scale,
     checked_inputs,
     dataset_labels,
     is_tokens,
@@ -72,6 +73,11 @@ class Normalisation:
                 f"the network of task {name!r} cannot take {inputs.dtype} inputs of shape "
                 f"{tuple(inputs.shape)}: give batches with {channels} channels or features."
             )
+
+    def check_scale(self, name: str, inputs: Tensor, learned: torch.dtype) -> None:
+        """Refuse scaled pixels where those learned from were raw, of the type `learned`."""
+        reach = max((m + s for m, s in zip(self.mean, self.std, strict=True)), default=0.0)
+        check_scale(name, inputs, learned, reach)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """What the network sees: float32 images and vectors, int64 tokens."""
@@ -212,6 +218,10 @@ def _assemble(
     if not isinstance(normalisation, Normalisation):
         normalisation = fitted_normalisation(name, train, normalisation)
     normalisation = _fitting(name, train, normalisation)
+    for other in (valid_split, test_split):
+        if other is not None and other.source is not source:
+            learned = train.inputs(slice(0, 1)).dtype
+            normalisation.check_scale(name, other.inputs(slice(0, 10)), learned)
     weights = _class_weights(name, class_weights, train.labels, len(classes))
     return cls(name, classes, train, valid_split, test_split, normalisation, weights)
 

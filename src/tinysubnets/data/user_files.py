@@ -10,31 +10,40 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tinysubnets.arrays import as_tensor
 from tinysubnets.data.images import Form, decode_image
 from tinysubnets.data.loaders import load_folder, load_npz
-from tinysubnets.errors import DataError
-from tinysubnets.subnet import Sample
+from tinysubnets.errors import DataError, TaskError
+from tinysubnets.subnet import Sample, Subnet
 from tinysubnets.task import Task
 
 
-def read_files(
-    files: Sequence[str], sample: Sample | None, task: str
-) -> tuple[list[str], np.ndarray]:
-    """The inputs in image and npz files, as the task takes them, each with a name."""
+def read_files(files: Sequence[str], subnet: Subnet) -> tuple[list[str], np.ndarray]:
+    """The inputs in image and npz files, as a learned task takes them, each with a name."""
     names: list[str] = []
     parts: list[np.ndarray] = []
     for file in files:
         if Path(file).suffix == ".npz":
-            batch = _as_sample(_arrays(file), sample, file)
+            batch = _as_sample(_arrays(file), subnet.sample, file)
+            check_raw(file, batch, subnet)
             names += [f"{file}[{i}]" for i in range(len(batch))]
         else:
-            batch = _image(file, sample, task)[None]
+            batch = _image(file, subnet.sample, subnet.name)[None]
             names.append(file)
         parts.append(batch)
     shapes = {p.shape[1:] for p in parts}
     if len(shapes) > 1:
         raise DataError(f"the files hold inputs of different shapes: {sorted(shapes)}.")
     return names, np.concatenate(parts)
+
+
+def check_raw(file: str, inputs: np.ndarray, subnet: Subnet) -> None:
+    """Refuse a file of scaled pixels for a task that was learned from raw ones."""
+    if inputs.dtype.kind == "f":
+        try:
+            subnet.check_scale(as_tensor(inputs))
+        except TaskError as error:
+            raise DataError(f"{file}: {error}") from None
 
 
 def read_labelled(data: str, sample: Sample | None, task: str) -> tuple[np.ndarray, np.ndarray]:

@@ -165,7 +165,7 @@ def _read_inputs(store: SubnetStore, task: str, files: list[str]) -> tuple[list[
     """The inputs in image and npz files, as the task takes them, each with a name."""
     from tinysubnets.data.user_files import read_files
 
-    return read_files(files, store.subnet(task).sample, task)
+    return read_files(files, store.subnet(task))
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -282,10 +282,11 @@ def _labelled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarr
     """Raw inputs and labels, mixed so that the first ones are of all classes."""
     import numpy as np
 
-    from tinysubnets.data.user_files import read_labelled
+    from tinysubnets.data.user_files import check_raw, read_labelled
 
     subnet = store.subnet(options.task)
     inputs, labels = read_labelled(options.data, subnet.sample, options.task)
+    check_raw(options.data, inputs, subnet)
     if isinstance(subnet.classes[0], int):
         labels = labels.astype(np.int64)
     order = np.random.default_rng(0).permutation(len(inputs))
