@@ -71,7 +71,22 @@ ACCURACY = _rows(
 )
 
 ONE_HEAD = ("naive", "cwr-star", "si", "replay", "cumulative")
-"""Methods whose rows in the paper are class-incremental with one head."""
+"""Methods whose rows in the paper have one head and do not know the task."""
+
+SAME_CLASSES = ("permuted-mnist",)
+"""Scenarios whose tasks all have the same classes, so that one head is domain-incremental."""
+
+
+def setting(method: str, scenario: str) -> str:
+    """The setting of a row of the paper's accuracies, which it does not state itself.
+
+    >>> setting("naive", "permuted-mnist"), setting("naive", "split-cifar100")
+    ('domain-incremental', 'class-incremental')
+    """
+    if method not in ONE_HEAD:
+        return "task-incremental"
+    return "domain-incremental" if scenario in SAME_CLASSES else "class-incremental"
+
 
 IMAGENET100: dict[str, tuple[float, float]] = {
     "dytox": (10.73, 75.54),

@@ -56,7 +56,7 @@ def accuracy(runs: Sequence[Run]) -> Table:
     groups, rows = grouped(runs), []
     for scenario in list(paper.SCENARIOS)[:4]:
         for method, values in paper.ACCURACY.items():
-            theirs = "class-incremental" if method in paper.ONE_HEAD else "task-incremental"
+            theirs = paper.setting(method, scenario)
             for group in ours(pick(groups, scenario, (method,))):
                 known = "" if group is None else group.runs[0].setting
                 rows.append(
