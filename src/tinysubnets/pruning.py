@@ -95,7 +95,7 @@ def post_prune(
         if count == 0:
             continue
         trial = best.clone()
-        trial[queue.blocks[queue.gone : queue.gone + count]] = False
+        trial.index_fill_(0, queue.blocks[queue.gone : queue.gone + count], False)
         trial_total = total - queue.weights(count)
         trial_accuracy = measure(trial)
         trial_gamma = settings.alpha * trial_accuracy + settings.beta * spare(

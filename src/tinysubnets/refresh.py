@@ -73,20 +73,15 @@ def _refresh_fixed(
     flat, keep = (x.reshape(-1, values.shape[-1]) for x in (values.float(), weights))
     kernels = kernels_for(flat)
     old = None if previous is None else previous.detach().reshape(len(flat), len(segments), k)
-    extent = _extent(flat, keep, segments) if old is None else _extent_of(old)
-    count, total = _histogram(flat, keep, segments, max(256, 4 * k), extent)
-    if old is None:
-        means, used = _best_means(count, total, k)
-    elif kernels is not None and k <= 32:
-        means, used = kernels.settle(count, total, old, _WARM_STEPS)
-    else:
-        for _ in range(_WARM_STEPS):
-            means, used = _lloyd_fixed(count, total, old)
-            old = torch.where(used, means, old).sort(-1).values
-    centres = torch.where(used, means, torch.inf).sort(-1).values
-    last = centres.masked_fill(centres.isinf(), -torch.inf).amax(-1, keepdim=True)
-    centres = torch.minimum(centres, last).masked_fill(last.isinf(), 0.0)
-    return round_centres(centres).reshape(*values.shape[:-1], len(segments), k)
+    measure = _extent if kernels is None else kernels.extent
+    tally = _histogram if kernels is None else kernels.histogram
+    extent = measure(flat, keep, segments) if old is None else _extent_of(old)
+    count, total = tally(flat, keep, segments, max(256, 4 * k), extent)
+    divide, settle = _divide, _settle
+    if kernels is not None and k <= 32:
+        divide, settle = kernels.divide, kernels.settle
+    centres = divide(count, total, k) if old is None else settle(count, total, old, _WARM_STEPS)
+    return centres.reshape(*values.shape[:-1], len(segments), k)
 
 
 def _extent(
@@ -118,9 +113,8 @@ def _histogram(
 
     Each bin has 64 cells, and a value counts as the middle of its cell.
     """
-    kernels, cells = kernels_for(flat), 64 * bins
-    count = _count_cells if kernels is None else kernels.count_cells
-    counts = count(flat, keep, segments, cells, extent).double()
+    cells = 64 * bins
+    counts = _count_cells(flat, keep, segments, cells, extent).double()
     scale, reach = (x.double()[..., None] for x in extent)
     middles = torch.arange(cells, device=flat.device, dtype=torch.float64) + (0.5 - cells / 2)
     places = scale * torch.sinh(middles * torch.asinh(reach / scale) / (cells / 2))
@@ -154,8 +148,8 @@ def _count_cells(
     return counts[: num * cells].reshape(len(flat), len(segments), cells)
 
 
-def _best_means(count: Tensor, total: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The means of the best division of the bins into `k`, and which of them hold values."""
+def _divide(count: Tensor, total: Tensor, k: int) -> Tensor:
+    """The centres of the best division of the bins into `k`."""
     count, total = pad(count.cumsum(-1), (1, 0)), pad(total.cumsum(-1), (1, 0))
     # gain[..., j, i] of the bins from i to j: along the last axis a maximum is fastest.
     gain = (total[..., None] - total[..., None, :]).square()
@@ -171,7 +165,15 @@ def _best_means(count: Tensor, total: Tensor, k: int) -> tuple[Tensor, Tensor]:
         cuts.append(split.gather(-1, cuts[-1]))
     cuts.append(torch.zeros_like(cuts[0]))
     cut = torch.cat(cuts[::-1], -1)
-    return _means(count, total, cut)
+    return _sorted(*_means(count, total, cut))
+
+
+def _settle(count: Tensor, total: Tensor, centres: Tensor, steps: int) -> Tensor:
+    """The centres after Lloyd steps on the bins; meanwhile unused ones stay where they are."""
+    for _ in range(steps):
+        means, used = _lloyd_fixed(count, total, centres)
+        centres = torch.where(used, means, centres).sort(-1).values
+    return _sorted(means, used)
 
 
 def _lloyd_fixed(count: Tensor, total: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,3 +190,10 @@ def _means(count: Tensor, total: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
     """The mean between neighbouring cuts of cumulative counts and sums, and where one exists."""
     amount = count.gather(-1, cut).diff(dim=-1)
     return (total.gather(-1, cut).diff(dim=-1) / amount.clamp_min(1)).float(), amount > 0
+
+
+def _sorted(means: Tensor, used: Tensor) -> Tensor:
+    """Means as centres: sorted, rounded, the last one in the place of those without values."""
+    centres = torch.where(used, means, torch.inf).sort(-1).values
+    last = centres.masked_fill(centres.isinf(), -torch.inf).amax(-1, keepdim=True)
+    return round_centres(torch.minimum(centres, last).masked_fill(last.isinf(), 0.0))

@@ -77,32 +77,29 @@ def calibrated(
 
     Means and variances are pooled over chunks; `limit` bounds the samples, None takes all.
     """
-    out = dict(tensors)
     if not architecture.has_statistics:
-        return out
-    names = architecture.statistics
-    means = {
-        n: torch.zeros_like(tensors[n], dtype=torch.float64)
-        for n in names
-        if n.endswith("running_mean")
-    }
-    squares = {n: torch.zeros_like(t) for n, t in means.items()}
-    total = 0
+        return dict(tensors)
+    found: list[tuple[int, dict[str, Tensor]]] = []
     for inputs, _ in batches.chunks(chunk, limit):
-        trial = dict(tensors) | {n: tensors[n].clone() for n in names}
+        own = {n: tensors[n].clone() for n in architecture.statistics}
         with arithmetic(precision, deterministic=True):
-            architecture(trial, inputs, "calibrate")
-        for name in means:
-            variance = trial[name.replace("running_mean", "running_var")].double()
-            mean = trial[name].double()
-            means[name] += len(inputs) * mean
-            squares[name] += len(inputs) * (variance + mean.square())
-        total += len(inputs)
-    for name, mean_sum in means.items():
-        mean = mean_sum / total
+            architecture({**tensors, **own}, inputs, "calibrate")
+        found.append((len(inputs), own))
+    return {**tensors, **(found[0][1] if len(found) == 1 else _pooled(found))}
+
+
+def _pooled(found: list[tuple[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """Means and variances of all samples together, from those of several chunks."""
+    out, total = {}, sum(size for size, _ in found)
+    for name in (n for n in found[0][1] if n.endswith("running_mean")):
+        spread = name.replace("running_mean", "running_var")
+        mean, square = (torch.zeros_like(found[0][1][n]).double() for n in (name, spread))
+        for size, own in found:
+            part = own[name].double()
+            mean += size / total * part
+            square += size / total * (own[spread].double() + part.square())
         out[name] = mean.float()
-        variance = squares[name] / total - mean.square()
-        out[name.replace("running_mean", "running_var")] = variance.clamp(min=0).float()
+        out[spread] = (square - mean.square()).clamp(min=0).float()
     return out
 
 

@@ -1,6 +1,7 @@
 """Triton kernels for the training step on a GPU; importable only where Triton is installed."""
 
-from tinysubnets.kernels.centres import count_cells, settle, tabulate_
+from tinysubnets.kernels.centres import divide, settle, tabulate_
+from tinysubnets.kernels.histograms import count_cells, extent, histogram
 from tinysubnets.kernels.select import select, top_k_segments
 from tinysubnets.kernels.updates import adam_, sgd_
 from tinysubnets.kernels.weights import FusedWeights
@@ -9,6 +10,9 @@ __all__ = [
     "FusedWeights",
     "adam_",
     "count_cells",
+    "divide",
+    "extent",
+    "histogram",
     "select",
     "settle",
     "sgd_",

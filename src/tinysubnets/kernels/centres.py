@@ -1,61 +1,89 @@
 # mypy: disallow-untyped-defs=False
-"""Training codebooks on a GPU: counting values in cells, Lloyd steps on bins, lookup tables."""
+"""Training codebooks on a GPU: the best division of bins, Lloyd steps on them, lookup tables."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinysubnets.kernels.select import plan
-
-TILE = 1024
 TABLE = 1024  # steps of a lookup table per program
-ENOUGH = 1 << 20  # of longer segments about so many places are looked at, evenly spread
+ROWS = 16  # ends of a part that are tried at once
 
 
 @triton.jit
-def _asinh(x):
-    size = tl.abs(x)
-    root = tl.log(size + tl.sqrt(size * size + 1.0))
-    return tl.where(x < 0, -root, root)
+def _final(mean, used, K: tl.constexpr):
+    """Sorted centres, unused ones equal to the last used, rounded as `codebook.round_centres`."""
+    centre = tl.sort(tl.where(used, mean, float("inf")))
+    last = tl.max(tl.where(centre == float("inf"), float("-inf"), centre), 0)
+    centre = tl.where(last == float("-inf"), 0.0, tl.minimum(centre, last))
+    half = tl.minimum(tl.maximum(centre, -65504.0), 65504.0).to(tl.float16).to(tl.float32)
+    near = (tl.max(centre, 0) - tl.min(centre, 0)) * 0.00048828125
+    rough = (tl.abs(centre) >= 65520.0) | (tl.abs(half - centre) > near)  # the first: infinite
+    merged = (half[:, None] == half[None, :]) & (centre[:, None] != centre[None, :])
+    lost = tl.sum(rough.to(tl.int32), 0) + tl.sum(tl.sum(merged.to(tl.int32), 1), 0)
+    return tl.where(lost == 0, half, centre)
 
 
 @triton.jit
-def _count(
-    values, kept, tiles, scale, reach, counts, num_values, num_segments, CELLS: tl.constexpr,
-    TILE: tl.constexpr,
+def _divide(
+    counts, totals, sums, bests, splits, centres, BINS: tl.constexpr, K: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Count one tile's kept values in their cells."""
-    tile, row = tl.program_id(0), tl.program_id(1)
-    segment = row * num_segments + tl.load(tiles + 3 * tile)
-    offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
-    inside = offset < tl.load(tiles + 3 * tile + 2)
-    is_kept = tl.load(kept + row * num_values + offset, mask=inside, other=0) != 0
-    value = tl.load(values + row * num_values + offset, mask=inside, other=0.0)
-    value = tl.where(is_kept, value, 0.0)
-    unit = tl.load(scale + segment)
-    rate = CELLS / 2 / _asinh(tl.load(reach + segment) / unit)
-    place = tl.minimum(tl.maximum(_asinh(value / unit) * rate + CELLS / 2, 0.0), CELLS - 1.0)
-    cell = segment * CELLS + place.to(tl.int32)
-    tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=is_kept, sem="relaxed")
+    """The best division of one codebook's bins into K parts, by dynamic programming.
+
+    `bests` [K, BINS] holds the gain of the best division of all bins up to one, `splits` the last
+    bin before its last part. What one thread writes there others read after the barrier.
+    """
+    book = tl.program_id(0)
+    bins, number = tl.arange(0, BINS), tl.arange(0, K)
+    count = tl.cumsum(tl.load(counts + book * BINS + bins), 0)
+    total = tl.cumsum(tl.load(totals + book * BINS + bins), 0)
+    reached, summed = sums + 2 * book * BINS, sums + (2 * book + 1) * BINS
+    tl.store(reached + bins, count)
+    tl.store(summed + bins, total)
+    best = (total * total / tl.maximum(count, 1.0)).to(tl.float32)
+    bests += book * K * BINS
+    splits += book * K * BINS
+    tl.store(splits + bins, tl.full([BINS], -1, tl.int32))
+    tl.debug_barrier()
+    for part in range(1, K):
+        for at in range(0, BINS, ROWS):
+            end = at + tl.arange(0, ROWS)
+            whole = (tl.load(summed + end)[:, None] - total[None, :]).to(tl.float32)
+            amount = (tl.load(reached + end)[:, None] - count[None, :]).to(tl.float32)
+            gain = best[None, :] + whole * whole / tl.maximum(amount, 1.0)
+            gain = tl.where(bins[None, :] <= end[:, None], gain, float("-inf"))
+            top, split = tl.max(gain, 1, return_indices=True)
+            tl.store(bests + part * BINS + end, top)
+            tl.store(splits + part * BINS + end, split)
+        tl.debug_barrier()
+        best = tl.load(bests + part * BINS + bins)
+    mean, held = tl.zeros([K], tl.float32), tl.zeros([K], tl.float64)
+    end = book * 0 + BINS - 1
+    for i in range(K):  # from the last part to the first
+        split = tl.load(splits + (K - 1 - i) * BINS + end)
+        amount = tl.load(reached + end) - tl.load(reached + split, mask=split >= 0, other=0.0)
+        whole = tl.load(summed + end) - tl.load(summed + split, mask=split >= 0, other=0.0)
+        own = (whole / tl.maximum(amount, 1.0)).to(tl.float32)
+        mean = tl.where(number == i, own, mean)
+        held = tl.where(number == i, amount, held)
+        end = tl.maximum(split, 0)
+    tl.store(centres + book * K + number, _final(mean, held > 0, K))
 
 
 @triton.jit
 def _settle(
-    counts, totals, centres, means, used, STEPS: tl.constexpr, BINS: tl.constexpr, K: tl.constexpr
+    counts, totals, olds, centres, STEPS: tl.constexpr, BINS: tl.constexpr, K: tl.constexpr
 ):
-    """Lloyd steps of one codebook on its bins; unused centres stay where they are."""
+    """Lloyd steps of one codebook on its bins; meanwhile unused centres stay where they are."""
     book = tl.program_id(0)
     bins, number = tl.arange(0, BINS), tl.arange(0, K)
     count = tl.load(counts + book * BINS + bins)
     total = tl.load(totals + book * BINS + bins)
     place = (total / tl.maximum(count, 1.0)).to(tl.float32)
-    centre = tl.load(centres + book * K + number)
+    centre = tl.load(olds + book * K + number)
     amount = tl.zeros([K], tl.float64)
     for _ in tl.static_range(STEPS):
         code = tl.argmin(tl.abs(place[:, None] - centre[None, :]), 1)
@@ -64,8 +92,7 @@ def _settle(
         whole = tl.sum(tl.where(member, total[:, None], 0.0), 0)
         mean = (whole / tl.maximum(amount, 1.0)).to(tl.float32)
         centre = tl.where(amount > 0, mean, centre)
-    tl.store(means + book * K + number, centre)
-    tl.store(used + book * K + number, amount > 0)
+    tl.store(centres + book * K + number, _final(centre, amount > 0, K))
 
 
 @triton.jit
@@ -101,47 +128,29 @@ def _tabulate(
     tl.store(rate + book, pace)
 
 
-def count_cells(
-    values: Tensor,
-    kept: Tensor,
-    segments: Sequence[tuple[int, int]],
-    cells: int,
-    extent: tuple[Tensor, Tensor],
-) -> Tensor:
-    """How many kept values [rows, N] lie in each cell [rows, segments, cells]."""
-    rows, size = values.shape
-    scale, reach = (x.contiguous() for x in extent)
-    tiles = _sample(tuple(segments), rows, size, values.device)
-    counts = torch.zeros(rows, len(segments), cells, dtype=torch.int32, device=values.device)
-    _count[(len(tiles), rows)](
-        values.contiguous(), kept.contiguous().view(torch.uint8), tiles, scale, reach, counts,
-        size, len(segments), CELLS=cells, TILE=TILE,
+def divide(count: Tensor, total: Tensor, k: int) -> Tensor:
+    """Centres [..., k], k a power of two, of the best division of bins [..., bins]."""
+    shape, bins = count.shape[:-1], count.shape[-1]
+    sums = count.new_empty(*shape, 2, bins)
+    gains = count.new_empty(*shape, k, bins, dtype=torch.float32)
+    splits = count.new_empty(*shape, k, bins, dtype=torch.int32)
+    centres = count.new_empty(*shape, k, dtype=torch.float32)
+    _divide[(shape.numel(),)](
+        count.contiguous(), total.contiguous(), sums, gains, splits, centres, BINS=bins, K=k,
+        ROWS=ROWS, num_warps=8,
     )  # fmt: skip
-    return counts
+    return centres
 
 
-@lru_cache(maxsize=64)
-def _sample(
-    segments: tuple[tuple[int, int], ...], rows: int, size: int, device: torch.device
-) -> Tensor:
-    """The tiles of short segments, and every n-th of long ones."""
-    tiles, *_ = plan(tuple((i, j, 0) for i, j in segments), rows, size, device, TILE)
-    chosen = []
-    for number, (start, stop) in enumerate(segments):
-        own = tiles[tiles[:, 0] == number]
-        chosen.append(own[:: max(1, round((stop - start) / ENOUGH))])
-    return torch.cat(chosen).contiguous()
-
-
-def settle(count: Tensor, total: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Sorted centres [..., k], k a power of two, after Lloyd steps, and which are used."""
-    means, used = torch.empty_like(centres), torch.empty_like(centres, dtype=torch.bool)
+def settle(count: Tensor, total: Tensor, centres: Tensor, steps: int) -> Tensor:
+    """Centres [..., k], k a power of two, after Lloyd steps on bins [..., bins]."""
     k, bins = centres.shape[-1], count.shape[-1]
+    settled = torch.empty_like(centres)
     _settle[(centres.numel() // k,)](
-        count.contiguous(), total.contiguous(), centres.contiguous(), means,
-        used.view(torch.uint8), STEPS=steps, BINS=bins, K=k, num_warps=8,
+        count.contiguous(), total.contiguous(), centres.contiguous(), settled, STEPS=steps,
+        BINS=bins, K=k, num_warps=8,
     )  # fmt: skip
-    return means, used
+    return settled
 
 
 def tabulate_(centres: Tensor, low: Tensor, rate: Tensor, table: Tensor) -> None:

@@ -91,17 +91,17 @@ class Compressor:
     def prune(self, own: tuple[Coded, ...], bits: int) -> Pruned:
         """Algorithm 2 on the quantized subnet."""
         values, settings = self.weights(self.mask, own), self.lesson.learner.pruning
-        training = self.lesson.training
-        kept = values.clone()
+        training, current = self.lesson.training, self.mask.clone()
 
         def count() -> Tensor:
+            kept = torch.where(self.layout.expand(current), values, 0.0)
             precision = training.settings.precision  # candidates are only compared
             return training.validator.count(self.tensors(kept), settings.samples, precision)
 
         counts = recorded(count) if training.can_capture else count
 
         def measure(mask: Tensor) -> float:
-            kept.copy_(torch.where(self.layout.expand(mask), values, 0.0))
+            current.copy_(mask)
             return Score.of(counts(), len(training.valid)).accuracy
 
         members = self.lesson.learner.store.members(self.lesson.decision.bank)

@@ -104,15 +104,17 @@ class Frame:
         low, high = self.ys
         return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
 
-    def draw_y(self, drawing: Drawing, values: list[float], form: str, label: str) -> None:
-        """Grid lines with their values, and the label above them."""
+    def draw_y(
+        self, drawing: Drawing, values: list[float], form: str, label: str, above: float = 14.0
+    ) -> None:
+        """Grid lines with their values, and the label so far above the frame."""
         for value in values:
             height = self.y(value)
             drawing.add(
                 Line(((self.left, height), (self.right, height)), "grid"),
                 Text(self.left - 7, height + 4, form.format(value), SMALL, "soft", "end"),
             )
-        drawing.add(Text(0, self.top - 14, label, SMALL, "soft"))
+        drawing.add(Text(0, self.top - above, label, SMALL, "soft"))
 
     def draw_x(self, drawing: Drawing, marks: list[tuple[float, str]], label: str) -> None:
         """Values below the chart, those that have room, and the label below them."""

@@ -16,7 +16,7 @@ from tinysubnets.report.axes import (
     ticks,
 )
 from tinysubnets.report.drawing import Drawing, Line, Mark, Rect, Text, text_width
-from tinysubnets.report.theme import PARTS
+from tinysubnets.report.theme import PARTS, MarkShape
 
 Cells = Sequence[Sequence[float | None]]
 MANY = 12  # with more rows than this, cells carry no numbers
@@ -105,12 +105,14 @@ def _heat_legend(drawing: Drawing, middle: float, y: float, scale: Scale) -> Non
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart; a label is written at its end."""
+    """One line of a chart; a label is written at its end, behind a mark."""
 
     colour: str
     points: tuple[tuple[float, float], ...]
     note: str = ""
     label: str = ""
+    shape: MarkShape = "disc"
+    dash: bool = False
 
 
 def curves(
@@ -133,7 +135,7 @@ def curves(
         drawing.add(Line(((x, frame.top), (x, frame.bottom)), "grid"))
     for curve in series:
         line = tuple((frame.x(x), frame.y(y)) for x, y in curve.points)
-        drawing.add(Line(line, curve.colour, 1.75, note=curve.note))
+        drawing.add(Line(line, curve.colour, 1.75, curve.dash, note=curve.note))
         if len(line) == 1:
             drawing.add(Mark(*line[0], 3.5, curve.colour, note=curve.note))
     _end_labels(drawing, frame, named)
@@ -149,7 +151,7 @@ def _end_labels(drawing: Drawing, frame: Frame, named: Sequence[Curve]) -> None:
     for curve, y in zip(ordered, spread_out(wanted, 14.0, frame.top, frame.bottom), strict=True):
         x, end = frame.x(curve.points[-1][0]), frame.y(curve.points[-1][1])
         drawing.add(Line(((x, end), (x + 9, y)), curve.colour, 1.0))
-        drawing.add(Mark(x + 12, y, 4.0, curve.colour))
+        drawing.add(Mark(x + 12, y, 4.0, curve.colour, curve.shape))
         drawing.add(Text(x + 19, y + 4, curve.label, SMALL, "ink"))
 
 

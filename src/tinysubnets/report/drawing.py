@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Literal
 
-from tinysubnets.report.theme import LIGHT
+from tinysubnets.report.theme import LIGHT, MarkShape
 
 MARGIN = 16.0
 """The room around a drawing in a file of its own."""
@@ -55,7 +55,7 @@ class Mark:
     y: float
     size: float
     fill: str
-    shape: Literal["disc", "square", "diamond", "triangle"] = "disc"
+    shape: MarkShape = "disc"
     hollow: bool = False
     note: str = ""
 
@@ -135,7 +135,8 @@ class Drawing:
 def text_width(content: str, size: float) -> float:
     """About how wide a line of text is in a plain sans-serif."""
     narrow = sum(c in "iljtf.,:;'|!()[] " for c in content)
-    return size * (0.61 * (len(content) - narrow) + 0.35 * narrow)
+    wide = sum(c in "mwMW" for c in content)
+    return size * (0.61 * (len(content) - narrow - wide) + 0.35 * narrow + 0.87 * wide)
 
 
 def _n(value: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tinysubnets.report.axes import size_text
 from tinysubnets.report.charts import (
@@ -17,7 +16,7 @@ from tinysubnets.report.charts import (
 )
 from tinysubnets.report.drawing import Drawing
 from tinysubnets.report.scatter import Dot, size_scatter
-from tinysubnets.report.theme import PARTS, task_colour
+from tinysubnets.report.theme import NUM_SERIES, PARTS, series, task_colour
 from tinysubnets.runs import Group, Run, grouped
 
 MOST_POINTS = 600  # a curve with more is thinned
@@ -105,7 +104,7 @@ def ledger(run: Run) -> Figure | None:
 
 def learning_curves(run: Run) -> Figure | None:
     """Validation accuracy over all epochs, task after task."""
-    series: list[Curve] = []
+    found: list[Curve] = []
     spans: list[float] = []
     lines, start = run.epochs(), 0.0
     count = len(run.tasks)
@@ -117,16 +116,16 @@ def learning_curves(run: Run) -> Figure | None:
         step = -(-len(points) * count // MOST_POINTS)
         thinned = (*points[: -1 : max(1, step)], points[-1])
         note = f"task {index + 1} ({task['name']}): best {max(p[1] for p in points):.2f} %"
-        series.append(Curve(task_colour(index, count), thinned, note))
+        found.append(Curve(task_colour(index, count), thinned, note))
         start += mine[-1]["epoch"]
         spans.append(start + 0.5)
-    if not series:
+    if not found:
         return None
     labels = ("epochs of all tasks, one after the other", "validation accuracy, %")
     caption = (
         "Validation accuracy while learning, one line per task, first to last from blue to amber."
     )
-    drawing = curves("learning curves", series, labels, spans[:-1])
+    drawing = curves("learning curves", found, labels, spans[:-1])
     return Figure("learning-curves", "Learning curves", caption, drawing)
 
 
@@ -196,12 +195,12 @@ def model_figures(run: Run) -> list[Figure]:
 
 def comparison(runs: Sequence[Run], references: Sequence[Dot] = ()) -> Figure | None:
     """Accuracy against bytes: a small dot per run, a large one per group's mean."""
-    groups = [g for g in grouped(runs) if g.runs[0].size_bytes]
-    if not groups:
+    groups = grouped(runs)
+    if not any(g.runs[0].size_bytes for g in groups):
         return None
     dots = list(references)
     for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
-        dots += _group_dots(group, index, name)
+        dots += _group_dots(group, index, name) if group.runs[0].size_bytes else []
     drawing = size_scatter("accuracy against bytes", dots)
     small = " Small dots are single runs, large ones their mean." if len(runs) > len(groups) else ""
     paper = (
@@ -226,8 +225,7 @@ def _names(groups: Sequence[Group]) -> list[str]:
 
 
 def _group_dots(group: Group, index: int, name: str) -> list[Dot]:
-    colour = f"series-{index % 8 + 1}"
-    shape: Literal["disc", "square"] = "disc" if index < 8 else "square"
+    colour, shape = series(index)
     size = group.spread(lambda r: r.size_bytes)
     accuracy = group.spread(lambda r: r.metric("average_accuracy"))
     if size is None or accuracy is None:
@@ -245,7 +243,7 @@ def _group_dots(group: Group, index: int, name: str) -> list[Dot]:
 def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:
     """The mean accuracy on all tasks so far, after every task, one line per group."""
     groups = grouped(runs)
-    series = []
+    lines = []
     for index, (group, name) in enumerate(zip(groups, _names(groups), strict=True)):
         tables = [r.matrix for r in group.runs]
         points = []
@@ -253,9 +251,10 @@ def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:
             cells = [v for t in tables for v in t[i][: i + 1] if v is not None]
             points.append((i + 1.0, 100 * sum(cells) / len(cells)))
         note = f"{group.method} ({group.recipe}): {points[-1][1]:.2f} % at the end"
-        series.append(Curve(f"series-{index % 8 + 1}", tuple(points), note, name))
-    if max(len(c.points) for c in series) < 2:
+        colour, shape = series(index)
+        lines.append(Curve(colour, tuple(points), note, name, shape, index // NUM_SERIES % 2 == 1))
+    if max(len(c.points) for c in lines) < 2:
         return None
-    drawing = curves("accuracy over time", series, ("tasks learned", "accuracy so far, %"))
+    drawing = curves("accuracy over time", lines, ("tasks learned", "accuracy so far, %"))
     caption = "Mean accuracy on all tasks learned so far; lines that fall are forgetting."
     return Figure("accuracy-over-time", "Accuracy as tasks come in", caption, drawing)

@@ -7,6 +7,10 @@ reads without colour as well.
 
 from __future__ import annotations
 
+from typing import Literal
+
+MarkShape = Literal["disc", "square", "diamond", "triangle"]
+
 PARTS = ("codes", "codebooks", "masks", "heads", "private", "memory", "metadata")
 """The lines of the ledger, in the order in which they are drawn."""
 
@@ -65,6 +69,10 @@ DARK: dict[str, str] = {
     "series-8": "#9aa1ac",
 }
 
+_SHAPES: tuple[MarkShape, ...] = ("disc", "square", "diamond", "triangle")
+NUM_SERIES = 8
+"""How many colours there are for things compared; more of them differ by their marks."""
+
 _RAMP = ("#4a57b8", "#2f7fc1", "#1fa0a0", "#55b56a", "#b0b83a", "#e3a12a")
 
 
@@ -73,6 +81,16 @@ def task_colour(index: int, count: int) -> str:
     place = index / max(1, count - 1) * (len(_RAMP) - 1)
     low = min(int(place), len(_RAMP) - 2)
     return mix(_RAMP[low], _RAMP[low + 1], place - low)
+
+
+def series(index: int) -> tuple[str, MarkShape]:
+    """The colour and the mark of one of several things compared; the first 32 all differ.
+
+    >>> series(0), series(1), series(8)
+    (('series-1', 'disc'), ('series-2', 'square'), ('series-1', 'square'))
+    """
+    turn, place = divmod(index, NUM_SERIES)
+    return f"series-{place + 1}", _SHAPES[(place + turn) % len(_SHAPES)]
 
 
 def mix(one: str, two: str, share: float) -> str:
