@@ -12,7 +12,7 @@ import pytest
 import chromium
 from tiny_runs import make_run
 from tinysubnets.learners import METHODS
-from tinysubnets.report import write_report
+from tinysubnets.report import scatter, write_report
 from tinysubnets.report.axes import WIDTH
 from tinysubnets.report.drawing import Drawing, Line, Mark, Text
 from tinysubnets.report.labels import Label, place, touch, touching
@@ -148,12 +148,14 @@ def test_few_labels_stand_beside_their_dots() -> None:
     assert not [s for s in drawing.shapes if isinstance(s, Line) and s.stroke != "grid"]
 
 
-def test_a_picture_grows_until_its_labels_have_room() -> None:
-    alike = [Dot(1000.0 + i, 0.5, "ink", f"a method with a long name {i}") for i in range(30)]
+def test_a_picture_grows_until_its_labels_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter, "LOWEST", 90.0)
+    alike = [Dot(1000.0 + i, 0.5, "ink", f"a method with a very long name {i}") for i in range(12)]
     drawing = size_scatter("alike", alike)
-    boxes = [text_boxes(drawing)[d.label] for d in alike]
+    found = text_boxes(drawing)
+    boxes = [found[d.label] for d in alike]
     assert not any(touch(a, b) for a, b in itertools.combinations(boxes, 2))
-    assert drawing.height <= 960
+    assert 90 + 9 * 4 + 44 < drawing.height < 400
 
 
 def test_labels_wider_than_the_picture_and_labels_without_room() -> None:

@@ -20,7 +20,7 @@ from tinysubnets.report.labels import Box, Label, Placed, place, touching
 from tinysubnets.report.theme import MarkShape
 
 FEW = 8  # with more labels than this, each shows its mark again and the picture grows
-HEAD, TALLEST = 28.0, 900.0
+HEAD, LOWEST, TALLEST = 28.0, 264.0, 900.0  # where labels may begin and the chart may end
 _SWATCH = 11.0  # the room of the mark before a label
 
 
@@ -45,7 +45,7 @@ def size_scatter(title: str, dots: Sequence[Dot]) -> Drawing:
     """
     crowd = max(0, sum(bool(d.label) for d in dots) - FEW)
     dots = [replace(d, size=d.size * 0.8) for d in dots] if crowd else dots
-    height = 264.0 + 9.0 * crowd
+    height = LOWEST + 9.0 * crowd
     while True:
         frame = _frame(dots, height, HEAD + (12.0 if not crowd else 36.0))
         labels = _labels(frame, dots, bool(crowd))
