@@ -18,8 +18,8 @@ ORDER = """
     wrappable architecture layout subnet bank mask_references capacity store start
     networks
     artifact onnx_codes export
-    batches validation updates capture dense_module task_module training_settings training stacked
-    pruning
+    batches validation updates capture dense_module layer_losses task_module training_settings
+    training stacked pruning
     learners
     data scenarios metrics fixed_point operations
     run_folder recipe plan checkpoint results experiment runs report paper display tracking compare

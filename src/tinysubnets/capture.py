@@ -40,13 +40,9 @@ def recording() -> Iterator[torch.cuda.CUDAGraph]:
 def recorded(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """The function as a graph: it reads tensors that stay where they are and waits for nothing.
 
-    Its result is overwritten by the next call.
+    It needs no gradients. Its result is overwritten by the next call.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        function()
-    torch.cuda.current_stream().wait_stream(stream)
+    function()  # what is made once is made before the recording
     with recording() as graph:
         result = function()
 

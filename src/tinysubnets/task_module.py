@@ -6,8 +6,6 @@ pass. Owned values are buffers, not parameters: no optimizer can move them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -19,6 +17,7 @@ from torch.nn import functional
 from tinysubnets.architecture import Architecture
 from tinysubnets.bank import Bank
 from tinysubnets.codebook import lookup_of, snap
+from tinysubnets.layer_losses import layer_losses
 from tinysubnets.layout import Layout
 from tinysubnets.masks import kernels_for, top_k_segments
 from tinysubnets.refresh import refresh
@@ -143,13 +142,17 @@ class TaskModule(nn.Module):
 
     @torch.compiler.disable  # a search of its own; a compiler would only unroll it
     @torch.no_grad()
-    def mask(self) -> Tensor:
-        """The boolean mask of the current scores: exactly k blocks of each tensor."""
+    def mask(self, *, hinted: bool = True) -> Tensor:
+        """The boolean mask of the current scores: exactly k blocks of each tensor.
+
+        Searched for near the last thresholds, or `hinted` says that there are none.
+        """
         allowed = None if self.compression.share else ~self.owned
+        last = self.hints if hinted else None
         kernels = kernels_for(self.scores)
         if kernels is not None:  # it takes signed scores, and updates the hints itself
-            return kernels.select(self.scores.detach(), self.bounds, allowed, self.hints)[0]
-        mask, hints = top_k_segments(self.scores.detach().abs(), self.bounds, self.hints, allowed)
+            return kernels.select(self.scores.detach(), self.bounds, allowed, last)[0]
+        mask, hints = top_k_segments(self.scores.detach().abs(), self.bounds, last, allowed)
         self.hints.copy_(hints)
         return mask
 
@@ -158,7 +161,8 @@ class TaskModule(nn.Module):
         """Fit the training codebooks anew to the task's own kept weights."""
         if not self.has_codebooks:
             return
-        own = self.layout.expand(self.mask() & ~self.owned)
+        kept = self.mask(hinted=not self.is_fresh)
+        own = self.layout.expand(kept > self.owned)  # one launch for kept & ~owned
         previous = None if self.is_fresh else self.centres
         self.centres.copy_(
             refresh(self.free.detach(), own, self.code_segments, self.centres.shape[-1], previous)
@@ -249,7 +253,7 @@ class TaskModule(nn.Module):
         if self.compression.distillation == 0:
             return functional.cross_entropy(self(inputs, mask), labels, class_weights)
         full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
-        with _layer_losses(self.architecture, self.architecture.split(full)) as losses:
+        with layer_losses(self.architecture, self.architecture.split(full)) as losses:
             loss = functional.cross_entropy(self(inputs, mask), labels, class_weights)
         return loss + self.compression.distillation * sum(losses)
 
@@ -259,44 +263,3 @@ class TaskModule(nn.Module):
         kept = self.layout.expand(self.mask() if mask is None else mask)
         values = torch.where(self.owned_weights, self.bank_values, self.quantized())
         return torch.where(kept, values, 0.0)
-
-
-@contextmanager
-def _layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterator[list[Tensor]]:
-    """Collect, for each layer with shared weights, the MSE to its output with full weights.
-
-    The full side gets the compressed side's input and no gradient.
-    """
-    losses: list[Tensor] = []
-    inside = False
-
-    def compare(module: nn.Module, names: list[str], prefix: str) -> Any:
-        weights = {n[len(prefix) :]: full[n] for n in names}
-
-        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            nonlocal inside
-            if inside:
-                return
-            inside = True
-            with torch.no_grad():
-                target = torch.func.functional_call(module, weights, args, kwargs)
-            inside = False
-            losses.append(functional.mse_loss(_first(output), _first(target)))
-
-        return module.register_forward_hook(hook, with_kwargs=True)
-
-    code = architecture.code("train")
-    handles = [
-        compare(code.get_submodule(owner), names, f"{owner}." if owner else "")
-        for owner, names in architecture.layers()
-    ]
-    try:
-        yield losses
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _first(output: Any) -> Tensor:
-    """The first tensor of a layer's output: attention and recurrent layers give several."""
-    return output if isinstance(output, Tensor) else _first(output[0])

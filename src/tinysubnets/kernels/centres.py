@@ -27,10 +27,28 @@ def _final(mean, used, K: tl.constexpr):
 
 
 @triton.jit
+def _gain(counts, totals, sums, gains, BINS: tl.constexpr, ROWS: tl.constexpr):
+    """What each part of one codebook's bins is worth, for a few of its ends and all beginnings."""
+    book = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    end = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    count = tl.cumsum(tl.load(counts + book * BINS + bins), 0)
+    total = tl.cumsum(tl.load(totals + book * BINS + bins), 0)
+    reached, summed = sums + 2 * book * BINS, sums + (2 * book + 1) * BINS
+    tl.store(reached + bins, count)  # every program stores the same
+    tl.store(summed + bins, total)
+    tl.debug_barrier()
+    whole = tl.load(summed + end)[:, None] - total[None, :]
+    amount = tl.load(reached + end)[:, None] - count[None, :]
+    gain = (whole * whole / tl.maximum(amount, 1.0)).to(tl.float32)
+    gain = tl.where(bins[None, :] <= end[:, None], gain, float("-inf"))
+    tl.store(gains + (book * BINS + end[:, None]) * BINS + bins[None, :], gain)
+
+
+@triton.jit
 def _divide(
-    counts, totals, sums, bests, splits, centres, BINS: tl.constexpr, K: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
+    sums, gains, bests, splits, centres, BINS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr
+):
     """The best division of one codebook's bins into K parts, by dynamic programming.
 
     `bests` [K, BINS] holds the gain of the best division of all bins up to one, `splits` the last
@@ -38,12 +56,10 @@ def _divide(
     """
     book = tl.program_id(0)
     bins, number = tl.arange(0, BINS), tl.arange(0, K)
-    count = tl.cumsum(tl.load(counts + book * BINS + bins), 0)
-    total = tl.cumsum(tl.load(totals + book * BINS + bins), 0)
     reached, summed = sums + 2 * book * BINS, sums + (2 * book + 1) * BINS
-    tl.store(reached + bins, count)
-    tl.store(summed + bins, total)
-    best = (total * total / tl.maximum(count, 1.0)).to(tl.float32)
+    total = tl.load(summed + bins)
+    best = (total * total / tl.maximum(tl.load(reached + bins), 1.0)).to(tl.float32)
+    gains += book * BINS * BINS
     bests += book * K * BINS
     splits += book * K * BINS
     tl.store(splits + bins, tl.full([BINS], -1, tl.int32))
@@ -51,10 +67,7 @@ def _divide(
     for part in range(1, K):
         for at in range(0, BINS, ROWS):
             end = at + tl.arange(0, ROWS)
-            whole = (tl.load(summed + end)[:, None] - total[None, :]).to(tl.float32)
-            amount = (tl.load(reached + end)[:, None] - count[None, :]).to(tl.float32)
-            gain = best[None, :] + whole * whole / tl.maximum(amount, 1.0)
-            gain = tl.where(bins[None, :] <= end[:, None], gain, float("-inf"))
+            gain = best[None, :] + tl.load(gains + end[:, None] * BINS + bins[None, :])
             top, split = tl.max(gain, 1, return_indices=True)
             tl.store(bests + part * BINS + end, top)
             tl.store(splits + part * BINS + end, split)
@@ -132,13 +145,15 @@ def divide(count: Tensor, total: Tensor, k: int) -> Tensor:
     """Centres [..., k], k a power of two, of the best division of bins [..., bins]."""
     shape, bins = count.shape[:-1], count.shape[-1]
     sums = count.new_empty(*shape, 2, bins)
-    gains = count.new_empty(*shape, k, bins, dtype=torch.float32)
+    gains, bests = (count.new_empty(*shape, n, bins, dtype=torch.float32) for n in (bins, k))
     splits = count.new_empty(*shape, k, bins, dtype=torch.int32)
     centres = count.new_empty(*shape, k, dtype=torch.float32)
+    _gain[(shape.numel(), bins // ROWS)](
+        count.contiguous(), total.contiguous(), sums, gains, BINS=bins, ROWS=ROWS, num_warps=8
+    )
     _divide[(shape.numel(),)](
-        count.contiguous(), total.contiguous(), sums, gains, splits, centres, BINS=bins, K=k,
-        ROWS=ROWS, num_warps=8,
-    )  # fmt: skip
+        sums, gains, bests, splits, centres, BINS=bins, K=k, ROWS=ROWS, num_warps=16
+    )
     return centres
 
 
