@@ -1,7 +1,8 @@
 """The search for the strengths of SI, EWC and LwF, by validation accuracy alone.
 
     python benchmarks/baseline_search.py permuted-digits --setting domain
-    python benchmarks/baseline_search.py permuted-mnist --setting domain --tasks 5 --epochs 3
+    python benchmarks/baseline_search.py permuted-mnist --setting domain --tasks 5 \\
+        --set training.epochs=3
 
 Every strength learns the first tasks of the scenario; the number printed is the mean accuracy over
 their validation data at the end, mean of the seeds. Test data are not looked at.
@@ -31,8 +32,8 @@ def valid_accuracy(learner, task: Task) -> float:
 
 
 def final_accuracy(method: str, strength: float, options: argparse.Namespace, seed: int) -> float:
-    changes = [f"training.{key}={value}" for key, value in options.training.items()]
-    changes += [f"{method}.strength={strength}", f"{method}.setting={options.setting}"]
+    changes = [f"{method}.strength={strength}", f"{method}.setting={options.setting}"]
+    changes += options.set
     chosen = recipe.load(options.scenario, method=method, assignments=changes)
     scenario = scenarios.build(chosen.scenario, chosen.data, seed=seed, root=options.data)
     tasks = [scenario.task(i) for i in range(min(options.tasks, len(scenario.names)))]
@@ -58,11 +59,10 @@ def main() -> None:
     parser.add_argument("--strengths", type=lambda t: [float(v) for v in t.split(",")])
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--set", action="append", default=[], help="a change of the recipe")
     parser.add_argument("--data")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    options.training = {} if options.epochs is None else {"epochs": options.epochs}
     torch.set_num_threads(1)
     for method in options.methods.split(","):
         for strength in options.strengths or STRENGTHS[method]:

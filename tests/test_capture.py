@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tinysubnets.capture import recorded, recording
+from tinysubnets.capture import Recorded, recording
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -19,7 +19,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA graphs that record nothing."""
 
     @contextmanager
-    def graph(_: object) -> Iterator[None]:
+    def graph(_: object, pool: object) -> Iterator[None]:
         yield
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
@@ -49,14 +49,29 @@ def test_a_resting_garbage_collector_stays_at_rest(stand_in: None) -> None:
 @needs_cuda
 def test_dead_graphs_do_not_spoil_a_recording() -> None:
     source = torch.ones(3, device="cuda")
-    dead = [recorded(lambda: source + 1)]
+    dead = [Recorded(lambda: source + 1)]
     dead.append(dead)  # type: ignore[arg-type]  # a cycle, which only the collector frees
     thresholds = gc.get_threshold()
     gc.set_threshold(1, 1, 1)
     try:
         del dead
-        double = recorded(lambda: torch.stack([source * 2 for _ in range(100)]).sum(0))
+        double = Recorded(lambda: torch.stack([source * 2 for _ in range(100)]).sum(0))
     finally:
         gc.set_threshold(*thresholds)
     source.fill_(3.0)
     assert double().tolist() == [600.0] * 3
+
+
+@needs_cuda
+def test_recordings_share_memory_and_keep_their_results() -> None:
+    source = torch.ones(1 << 20, device="cuda")
+    one = Recorded(lambda: torch.stack([source * i for i in range(8)]).sum(0))
+    before = torch.cuda.memory_stats()["num_device_alloc"]
+    two = Recorded(lambda: (source + 1).square().sum(), one)
+    assert torch.cuda.memory_stats()["num_device_alloc"] == before
+    for value in (1.0, 2.0):
+        source.fill_(value)
+        first, second = one(), two()
+        assert first.unique().tolist() == [28 * value]
+        assert second == (value + 1) ** 2 * len(source)
+        assert one().unique().tolist() == [28 * value]

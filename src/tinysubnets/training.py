@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tinysubnets import seeds
-from tinysubnets.architecture import Architecture
 from tinysubnets.batches import Batches
-from tinysubnets.capture import CapturedStep, recorded
+from tinysubnets.capture import CapturedStep, Recorded
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.numerics import arithmetic, seeded
 from tinysubnets.task import Task
@@ -24,27 +23,6 @@ from tinysubnets.updates import flat_update, has_kernels, make_optimizer
 from tinysubnets.validation import Score, Validator
 
 PATIENCE = 6
-
-
-class Trainable(Protocol):
-    """What can be trained: it has a loss, and can show the tensors it would be used with."""
-
-    architecture: Architecture
-    has_codebooks: bool
-
-    def loss(
-        self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None
-    ) -> Tensor: ...
-
-    def refresh_(self) -> None: ...
-
-    def groups(self) -> dict[str, list[nn.Parameter]]: ...
-
-    def measured_tensors(self) -> dict[str, Tensor]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +55,12 @@ class Progress:
 
 
 class Training:
-    """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it."""
+    """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it.
+
+    A module can be trained that has an `architecture`, a `loss(inputs, labels, class_weights)`,
+    `groups()` of parameters, codebooks to `refresh_()`, or none (`has_codebooks`), and
+    `measured_tensors()`: the tensors it would be used with as it stands.
+    """
 
     def __init__(
         self,
@@ -107,6 +90,7 @@ class Training:
         self._update: Callable[[], object] = self.optimizer.step
         self._captured: CapturedStep | None = None
         self._measure: Callable[[], Tensor] | None = None
+        self._recorded: Recorded | None = None
         if self.device.type == "cuda":
             tensors, architecture = module.measured_tensors(), module.architecture
             for batches in (self.train, self.valid):
@@ -200,13 +184,20 @@ class Training:
     def validate(self) -> Score:
         """The validation score of the network as it stands."""
         if self._measure is None:
-            self._measure = recorded(self.measure) if self.can_capture else self.measure
+            self._measure = self.recorded(self.measure)
         return Score.of(self._measure(), len(self.valid))
+
+    def recorded(self, measure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A measurement as a graph, where it can be recorded; the next one shares its memory."""
+        if not self.can_capture:
+            return measure
+        self._recorded = Recorded(measure, self._recorded)
+        return self._recorded
 
     def restore_best_(self) -> None:
         """Go back to the best epoch by validation; masks follow from the restored scores.
 
-        Recorded graphs and their memory are let go: training is over.
+        Recorded steps and their memory are let go: training is over.
         """
         self._captured = self._measure = None
         if self.best:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tinysubnets.capture import recorded
 from tinysubnets.pruning import Candidate, Pruned, post_prune
 from tinysubnets.subnet import Coded, Sample, Subnet, code
 from tinysubnets.task_module import TaskModule
@@ -98,14 +97,15 @@ class Compressor:
             precision = training.settings.precision  # candidates are only compared
             return training.validator.count(self.tensors(kept), settings.samples, precision)
 
-        counts = recorded(count) if training.can_capture else count
+        counts = training.recorded(count)
 
         def measure(mask: Tensor) -> float:
             current.copy_(mask)
             return Score.of(counts(), len(training.valid)).accuracy
 
         members = self.lesson.learner.store.members(self.lesson.decision.bank)
-        references = tuple(s.mask.to(self.mask.device) for s in members)
+        masks = members if settings.objective == "bytes" else ()  # to bring them here takes time
+        references = tuple(s.mask.to(self.mask.device) for s in masks)
         candidate = Candidate(self.mask, values, self.module.owned, bits, references)
         path = (self.settings.seed, "task", self.lesson.number)
         return post_prune(candidate, self.layout, settings, measure, path)
