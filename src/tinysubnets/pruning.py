@@ -34,7 +34,7 @@ class PruningSettings:
     alpha: float = 0.95
     beta: float = 0.05
     objective: Literal["sparsity", "bytes"] = "sparsity"
-    samples: int = 500
+    samples: int = 256
 
     def __post_init__(self) -> None:
         fine = self.iterations >= 0 and 0 < self.step <= 1 and self.samples >= 2
@@ -78,10 +78,10 @@ def post_prune(
     """Drop own new weights while γ rises; `measure` gives the validation accuracy under a mask."""
     magnitude = layout.sum(candidate.values.abs())
     queues: dict[int, Queue] = {}
-    best, accuracy, kept = candidate.mask, measure(candidate.mask), 0
-    total = layout.count(best | candidate.owned)
+    mask, accuracy, kept = candidate.mask.clone(), measure(candidate.mask), 0
+    total = layout.count(mask | candidate.owned)
     gamma = settings.alpha * accuracy + settings.beta * spare(
-        best, candidate, layout, settings, total
+        mask, candidate, layout, settings, total
     )
     undone: set[int] = set()  # layers whose step would be the same as one that was undone
     for pick in seeds.uniform(settings.iterations, *path, "pruning"):
@@ -94,21 +94,21 @@ def post_prune(
         count = queue.next(settings.step)
         if count == 0:
             continue
-        trial = best.clone()
-        trial.index_fill_(0, queue.blocks[queue.gone : queue.gone + count], False)
+        dropped = queue.blocks[queue.gone : queue.gone + count]
+        mask.index_fill_(0, dropped, False)
         trial_total = total - queue.weights(count)
-        trial_accuracy = measure(trial)
+        trial_accuracy = measure(mask)
         trial_gamma = settings.alpha * trial_accuracy + settings.beta * spare(
-            trial, candidate, layout, settings, trial_total
+            mask, candidate, layout, settings, trial_total
         )
         if trial_gamma > gamma:
-            best, gamma, accuracy, kept = trial, trial_gamma, trial_accuracy, kept + 1
-            total = trial_total
+            gamma, accuracy, total, kept = trial_gamma, trial_accuracy, trial_total, kept + 1
             queue.gone += count
             undone.clear()
         else:
+            mask.index_fill_(0, dropped, True)
             undone.add(tensor)
-    return Pruned(best, kept, accuracy)
+    return Pruned(mask, kept, accuracy)
 
 
 @dataclass
