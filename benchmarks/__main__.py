@@ -10,6 +10,7 @@ import argparse
 import json
 import platform
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,9 @@ def _all(device: torch.device, quick: bool) -> dict[str, Any]:
         ):
             if (not gpu and network == "resnet18") or (gpu and compiled and network == "mlp"):
                 continue  # minutes on a CPU; nothing to win for launch-bound steps on a GPU
-            table[f"{network} {engine}"] = lambda n=network, b=batch, s=num, c=compiled: (
-                steps.compare(n, b, s, device, c)
+            rounds = 15 if network == "mlp" else 3
+            table[f"{network} {engine}"] = partial(
+                steps.compare, network, batch, num, device, compiled, rounds
             )
     table["epoch permuted-mnist"] = lambda: steps.mnist_epoch(device)
     if gpu:

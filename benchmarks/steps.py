@@ -36,14 +36,15 @@ def median_ms(call: Callable[[], Any], device: torch.device, repeats: int) -> fl
     """The median time of a call in milliseconds, after a warm-up."""
     for _ in range(3):
         call()
-    times = []
-    for _ in range(repeats):
-        _wait(device)
-        begin = time.perf_counter()
-        call()
-        _wait(device)
-        times.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(times)
+    return statistics.median(_ms(call, device) for _ in range(repeats))
+
+
+def _ms(call: Callable[[], Any], device: torch.device) -> float:
+    _wait(device)
+    begin = time.perf_counter()
+    call()
+    _wait(device)
+    return 1e3 * (time.perf_counter() - begin)
 
 
 def _wait(device: torch.device) -> None:
@@ -64,24 +65,17 @@ def lesson_of(
     return learner.begin(task)
 
 
-def masked_step_ms(lesson: Lesson, epochs: int = 3) -> float:
-    """One step within an epoch of training, codebook refreshes included, without validation.
+def masked_epoch(lesson: Lesson) -> Callable[[], Any]:
+    """An epoch of training, codebook refreshes included, without validation.
 
     On a GPU picking the batch is part of the captured step and counts; on a CPU the batches are at
     hand, as for the dense opponent.
     """
     training = lesson.training
-    if training.device.type == "cpu":
-        return _plain_step_ms(lesson, epochs)
-    score = training.validate()
-    training.validate = lambda: score  # type: ignore[method-assign]
-    lesson.epoch()
-    times = [lesson.epoch().seconds for _ in range(epochs)]
-    return 1e3 * statistics.median(times) / training.num_steps
-
-
-def _plain_step_ms(lesson: Lesson, epochs: int) -> float:
-    training = lesson.training
+    if training.device.type == "cuda":
+        score = training.validate()
+        training.validate = lambda: score  # type: ignore[method-assign]
+        return lesson.epoch
     _, due = training.plan()
     batches = list(training.train.epoch(training.order(), training.settings.batch_size))
 
@@ -91,7 +85,7 @@ def _plain_step_ms(lesson: Lesson, epochs: int) -> float:
                 training.module.refresh_()
             training.step(inputs, labels)
 
-    return median_ms(epoch, training.device, epochs) / len(batches)
+    return epoch
 
 
 class DenseStep:
@@ -127,7 +121,7 @@ class DenseStep:
 
 
 def compare(
-    network: str, batch: int, steps: int, device: torch.device, compiled: bool
+    network: str, batch: int, steps: int, device: torch.device, compiled: bool, rounds: int = 5
 ) -> dict[str, Any]:
     """One row: the dense step, compiled or not, our masked step, and their ratio.
 
@@ -138,16 +132,19 @@ def compare(
     matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = True  # both sides: TF32 on a GPU
     dense = DenseStep(network, batch, device, compiled)
 
-    def epoch() -> None:
+    def dense_epoch() -> None:
         for _ in range(steps):
             dense.call()
 
-    dense_ms = median_ms(epoch, device, 3) / steps
+    dense_epoch()
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
     engine = "compiled" if compiled and device.type == "cuda" else "auto"
-    masked_ms = masked_step_ms(
-        lesson_of(network, batch, steps, device, training={"engine": engine})
-    )
+    lesson = lesson_of(network, batch, steps, device, training={"engine": engine})
+    ours = masked_epoch(lesson)
+    ours()
+    # In turns: a machine may be now fast, now slow.
+    pairs = [(_ms(dense_epoch, device), _ms(ours, device)) for _ in range(rounds)]
+    dense_ms, masked_ms = (statistics.median(t) / steps for t in zip(*pairs, strict=True))
     target = {
         ("alexnet", "cuda"): "<= 1.5",
         ("resnet18", "cuda"): "<= 1.15",
@@ -157,7 +154,7 @@ def compare(
     opponent = "compiled" if compiled else "plain"
     return {
         "what": f"masked over {opponent} dense step, {network}, batch {batch}",
-        "ratio": masked_ms / dense_ms,
+        "ratio": statistics.median(masked / plain for plain, masked in pairs),
         "target": target.get((network, device.type), "") if compiled else "",
         "dense_ms": dense_ms,
         "masked_ms": masked_ms,
@@ -202,7 +199,7 @@ def refreshes(device: torch.device) -> dict[str, Any]:
     module = lesson.module
     lesson.epoch()
     repeats = 3 if device.type == "cpu" else 20
-    step_ms = masked_step_ms(lesson)
+    step_ms = median_ms(masked_epoch(lesson), device, 3) / lesson.training.num_steps
     captured = lesson.training._captured  # on a GPU a warm refresh is replayed, as in training
     warm_ms = median_ms(captured.refresh_ if captured else module.refresh_, device, repeats)
 

@@ -15,7 +15,7 @@ ORDER = """
     version errors arrays config task
     numerics kernels kmeans masks codebook refresh seeds divergence augment
     coding words
-    wrappable architecture layout subnet bank mask_references capacity store start
+    wrappable blueprint architecture layout subnet bank mask_references capacity store start
     networks
     artifact onnx_codes export
     batches validation updates capture dense_module layer_losses task_module training_settings

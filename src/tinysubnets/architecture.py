@@ -1,8 +1,8 @@
 """An architecture: the user's network as code, and the names of its shared and private tensors.
 
-The network is copied onto the meta device, where it holds no values; every forward pass hands it
-the tensors of one task through `torch.func.functional_call`. So one network serves any number of
-tasks, no layer type needs code of its own, and nothing is ever overwritten in place.
+The network becomes a blueprint without values; every forward pass hands it the tensors of one task.
+So one network serves any number of tasks, no layer type needs code of its own, and nothing is ever
+overwritten in place.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from tinysubnets.blueprint import Blueprint, Mode
 from tinysubnets.errors import ArchitectureError
 from tinysubnets.wrappable import check_head, check_tensors
 
-Mode = Literal["train", "eval", "calibrate"]
 Rule = Callable[[str, Tensor], bool]
 
 
@@ -92,7 +92,7 @@ class Architecture:
         }
         self.given = {n: t.detach() for n, t in [*parameters.items(), *buffers.items()]}
         self.output = _output_layer(net, head)
-        self._code = {mode: _as_code(net, mode) for mode in ("train", "eval", "calibrate")}
+        self._code = {mode: Blueprint(net, mode) for mode in ("train", "eval", "calibrate")}
 
     @property
     def num_shared(self) -> int:
@@ -106,13 +106,13 @@ class Architecture:
 
     def code(self, mode: Mode) -> nn.Module:
         """The network without values: in training, in evaluation, or estimating its statistics."""
-        return self._code[mode]
+        return self._code[mode].net
 
     def __call__(
         self, tensors: Mapping[str, Tensor], inputs: Tensor, mode: Mode = "eval"
     ) -> Tensor:
         """The network's output for normalised inputs with the given tensors in place."""
-        return torch.func.functional_call(self._code[mode], dict(tensors), (inputs,))
+        return self._code[mode](tensors, inputs)
 
     def private_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
         """The shapes of all private tensors of a task: the head has exactly its classes."""
@@ -136,14 +136,14 @@ class Architecture:
         for s in self.shared:
             owner = s.name.rpartition(".")[0].partition(".parametrizations")[0]
             parent = owner.rpartition(".")[0]
-            if isinstance(self._code["eval"].get_submodule(parent), nn.MultiheadAttention):
+            if isinstance(self.code("eval").get_submodule(parent), nn.MultiheadAttention):
                 owner = parent  # attention reads its output projection's weight without calling it
             owners.setdefault(owner, []).append(s.name)
         yield from owners.items()
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The user's own network again, in evaluation mode, holding the given tensors."""
-        code = self._code["eval"]
+        code = self.code("eval")
         memo: dict[int, Any] = {}
         for name, parameter in code.named_parameters():
             memo[id(parameter)] = nn.Parameter(tensors[name].detach().clone(), requires_grad=False)
@@ -266,23 +266,3 @@ def _output_layer(net: nn.Module, head: str) -> tuple[str, ...]:
         for n, p in last[1].named_parameters(recurse=False)
         if p.ndim and p.shape[0] == width
     )
-
-
-def _as_code(net: nn.Module, mode: Mode) -> nn.Module:
-    """A copy of the network on the meta device, ties kept, in one of three modes."""
-    memo: dict[int, Any] = {}
-    for parameter in net.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-    for buffer in net.buffers():
-        memo[id(buffer)] = buffer.detach().to("meta")
-    code = copy.deepcopy(net, memo)
-    code.train(mode == "train")
-    for module in code.modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            module.num_batches_tracked = (
-                None  # nothing reads the count, and adding to it costs a launch
-            )
-            if mode == "calibrate":
-                module.train()
-                module.momentum = 1.0  # the statistics of exactly this batch
-    return code

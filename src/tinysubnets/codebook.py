@@ -102,16 +102,13 @@ def snap(
     table = table.reshape(len(flat), len(segments), -1)
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return _snap_fixed(flat, low, rate, table, segments).reshape(values.shape)
-    numbers = flat.float().numpy()
-    out = numbers.copy()
-    for row in range(len(numbers)):
+    out = flat.float().clone()
+    for row in range(len(flat)):
         for i, (start, stop) in enumerate(segments):
-            first, pace = low[row, i].numpy(), rate[row, i].numpy()
-            with np.errstate(over="ignore", invalid="ignore"):  # far away is the outermost step
-                step = (numbers[row, start:stop] - first) * pace
-                cell = np.clip(step, 0, table.shape[-1] - 1, out=step).astype(np.int32)
-            table[row, i].numpy().take(cell, out=out[row, start:stop], mode="clip")
-    return torch.from_numpy(out).reshape(values.shape).to(values.dtype)
+            step = (out[row, start:stop] - low[row, i]).mul_(rate[row, i])
+            cell = step.clamp_(0, table.shape[-1] - 1).nan_to_num_(0).int()
+            torch.index_select(table[row, i], 0, cell, out=out[row, start:stop])
+    return out.reshape(values.shape).to(values.dtype)
 
 
 def _middles(centres: Tensor) -> Tensor:
