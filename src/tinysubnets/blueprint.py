@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,19 +12,27 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 Mode = Literal["train", "eval", "calibrate"]
-Place = tuple[dict[str, Any], str, Tensor]  # who holds a tensor, under what name, and an empty one
+Place = tuple[dict[str, Any], str]  # who holds a tensor, and under what name
 
 
 class Blueprint:
     """A copy of a network on the meta device, ties kept, in one of three modes.
 
     In training, in evaluation, or in evaluation but for normalisation layers, which take and
-    keep the statistics of the batch.
+    keep the statistics of the batch. Of several threads one computes at a time: the network has
+    room for the tensors of one task.
     """
 
     def __init__(self, net: nn.Module, mode: Mode) -> None:
-        self.net = _hollow(net, mode)
-        self._places = _places(self.net)
+        self.__setstate__({"net": _hollow(net, mode)})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"net": self.net}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.net: nn.Module = state["net"]
+        self._places = _places(self.net)  # looked up anew: a copy may hold its tensors elsewhere
+        self._lock = threading.RLock()
 
     def __call__(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """The network's output with these tensors in place, by their first names.
@@ -33,15 +42,17 @@ class Blueprint:
         """
         if torch.compiler.is_compiling():  # the form that a compiler knows
             return torch.func.functional_call(self.net, dict(tensors), (inputs,))
-        try:
-            for name, tensor in tensors.items():
-                for holder, leaf, _ in self._places.get(name, ()):
+        before: list[tuple[dict[str, Any], str, Tensor]] = []
+        with self._lock:
+            try:
+                for name, tensor in tensors.items():
+                    for holder, leaf in self._places.get(name, ()):
+                        before.append((holder, leaf, holder[leaf]))
+                        holder[leaf] = tensor
+                output: Tensor = self.net(inputs)
+            finally:
+                for holder, leaf, tensor in before:
                     holder[leaf] = tensor
-            output: Tensor = self.net(inputs)
-        finally:
-            for places in self._places.values():
-                for holder, leaf, empty in places:
-                    holder[leaf] = empty
         return output
 
 
@@ -56,9 +67,8 @@ def _hollow(net: nn.Module, mode: Mode) -> nn.Module:
     code.train(mode == "train")
     for module in code.modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
-            module.num_batches_tracked = (
-                None  # nothing reads the count, and adding to it costs a launch
-            )
+            # Nothing reads the count, and adding to it costs a launch.
+            module.num_batches_tracked = None
             if mode == "calibrate":
                 module.train()
                 module.momentum = 1.0  # the statistics of exactly this batch
@@ -74,5 +84,5 @@ def _places(net: nn.Module) -> dict[str, list[Place]]:
             for leaf, tensor in holder.items():
                 if tensor is not None:
                     name = first.setdefault(id(tensor), f"{prefix}.{leaf}" if prefix else leaf)
-                    places.setdefault(name, []).append((holder, leaf, tensor))
+                    places.setdefault(name, []).append((holder, leaf))
     return places
