@@ -190,6 +190,33 @@ def test_warm_centres_follow_the_values(path: int) -> None:
 
 
 @pytest.mark.parametrize("path", range(2))
+def test_an_empty_codebook_finds_values_that_come_later(path: int) -> None:
+    values, weights, segments = flat_vector()
+    weights[:, 12_000:23_000] = False
+    centres = PATHS[path](values, weights, segments, 4, None)
+    assert torch.equal(centres[:, 1], torch.zeros(2, 4))
+    weights[:, 12_000:23_000] = True
+    for _ in range(2):
+        centres = PATHS[path](values, weights, segments, 4, centres)
+    for row in range(2):
+        own = values[row, 12_000:23_000]
+        assert error(own, centres[row, 1]) < 1.1 * error(own, codebook.fit(own, 4))
+
+
+@pytest.mark.parametrize("k", [2, 32, 64])
+def test_both_paths_are_equally_good(k: int) -> None:
+    values, weights, segments = flat_vector()
+    start, stop = segments[0]
+    for previous in (None, refresh.refresh(values * 0.9, weights, segments, k)):
+        one, two = (path(values, weights, segments, k, previous) for path in PATHS)
+        assert one.shape == two.shape == (2, 4, k)
+        for row in range(2):
+            own = values[row, start:stop][weights[row, start:stop]]
+            errors = [error(own, centres[row, 0]) for centres in (one, two)]
+            assert errors[1] == pytest.approx(errors[0], rel=0.1)
+
+
+@pytest.mark.parametrize("path", range(2))
 def test_only_chosen_values_count(path: int) -> None:
     values, weights, segments = flat_vector()
     other = torch.where(weights, values, 99.0)
@@ -230,6 +257,20 @@ def test_snap_has_one_answer_on_both_paths() -> None:
     low, rate, table = lookup = codebook.lookup_of(centres)
     assert torch.equal(codebook._snap_fixed(values, low, rate, table, segments), out)
     assert torch.equal(codebook.snap(values, centres, segments, lookup), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_snap_takes_any_numbers_and_leaves_those_given_alone(dtype: torch.dtype) -> None:
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.9, 5.6, -7.0], dtype=dtype)
+    before = values.clone()
+    centres = torch.tensor([[-1.0, 1.0], [3.0, 4.0], [5.0, 6.0]])
+    segments = [(0, 4), (4, 4), (4, 6)]  # the second holds nothing
+    out = codebook.snap(values, centres, segments)
+    assert out.dtype == dtype and out.tolist() == [-1.0, 1.0, -1.0, 1.0, 6.0, 5.0]
+    torch.testing.assert_close(values, before, rtol=0, atol=0, equal_nan=True)
+    low, rate, table = codebook.lookup_of(centres[None])
+    fixed = codebook._snap_fixed(values[None], low, rate, table, segments)
+    assert fixed[0].tolist() == out.tolist()
 
 
 def test_snap_leaves_what_lies_between_segments() -> None:

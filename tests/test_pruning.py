@@ -15,6 +15,7 @@ from tinysubnets.architecture import Architecture
 from tinysubnets.capacity import entropy_bits
 from tinysubnets.errors import SettingError
 from tinysubnets.layout import Layout
+from tinysubnets.learners import compress
 from tinysubnets.pruning import Candidate, PruningSettings, post_prune, spare
 
 PATH = (0, "task", 3)
@@ -187,6 +188,24 @@ def test_a_learner_prunes_before_it_owns(objective: str) -> None:
         owned |= subnet.mask
     assert torch.equal(learn.store.banks[0].owned, owned)
     assert float(owned.float().mean()) == pytest.approx(report.owned_after_pruning)
+
+
+@pytest.mark.parametrize("objective", ["sparsity", "bytes"])
+def test_bytes_are_counted_against_earlier_masks(
+    objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Tensor, ...]] = []
+
+    def watched(candidate: Candidate, *rest: Any) -> Any:
+        seen.append(candidate.references)
+        return post_prune(candidate, *rest)
+
+    monkeypatch.setattr(compress, "post_prune", watched)
+    learn = learner(mlp(), max_banks=1, pruning={"iterations": 2, "objective": objective})
+    first = learn.learn(task("a"))
+    learn.learn(task("b", seed=1))
+    assert seen[0] == ()
+    assert [m.tolist() for m in seen[1]] == [first.mask.tolist()] * (objective == "bytes")
 
 
 def test_pruning_can_be_left_out() -> None:

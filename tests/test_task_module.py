@@ -143,6 +143,21 @@ def test_going_forward_weights_are_what_is_stored() -> None:
     assert not outside.any() and not torch.signbit(outside).any()
 
 
+def test_codebooks_are_fitted_to_own_kept_weights_alone() -> None:
+    module = make(mlp(), bits=2)
+    before = module.centres.clone()
+    own = module.layout.expand(module.mask()) & ~module.owned_weights
+    with torch.no_grad():
+        module.free[~own] += 5.0  # owned or not kept
+    module.is_fresh = True
+    module.refresh_()
+    assert torch.equal(module.centres, before)
+    with torch.no_grad():
+        module.free[own] += 5.0
+    module.refresh_()
+    assert not torch.equal(module.centres, before)
+
+
 def test_one_codebook_for_all_layers() -> None:
     module = make(mlp(), bits=2, scope="task")
     assert module.centres.shape == (1, 4)

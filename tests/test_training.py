@@ -17,7 +17,7 @@ from tinysubnets.learners.lesson import Lesson
 from tinysubnets.masks import top_k
 from tinysubnets.training import Training
 from tinysubnets.training_settings import TrainingSettings
-from tinysubnets.validation import Score, calibrated, score
+from tinysubnets.validation import Score, _pooled, calibrated, score
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},
@@ -239,6 +239,17 @@ def test_statistics_are_those_of_the_network_and_of_all_data(chunk: int) -> None
     assert torch.equal(tensors["1.running_mean"], torch.zeros(5))  # the given ones are untouched
     few = calibrated(architecture, tensors, batches, 9)
     assert not torch.equal(few["1.running_mean"], out["1.running_mean"])
+
+
+def test_chunks_count_by_their_size() -> None:
+    parts = [torch.randn(size, 5) + size for size in (2, 7, 3)]
+    found = [(len(p), {"n.running_mean": p.mean(0), "n.running_var": p.var(0)}) for p in parts]
+    out, whole = _pooled(found), torch.cat(parts)
+    torch.testing.assert_close(out["n.running_mean"], whole.mean(0))
+    within = sum(len(p) * p.var(0) for p in parts) / len(whole)
+    between = sum(len(p) * (p.mean(0) - whole.mean(0)).square() for p in parts) / len(whole)
+    torch.testing.assert_close(out["n.running_var"], within + between, rtol=1e-4, atol=1e-5)
+    assert out["n.running_var"].dtype == torch.float32
 
 
 def test_the_stored_statistics_are_those_of_the_final_subnet() -> None:

@@ -15,6 +15,7 @@ from tinysubnets.masks import kernels_for, spread
 
 _TRAINING_CELLS = 1 << 13
 _WARM_STEPS = 4  # Lloyd steps of a refresh from the previous centres
+_UNKNOWN = 1e-4, 10.0  # the mean and the largest magnitude to expect where no centre tells of them
 
 
 def refresh(
@@ -97,9 +98,14 @@ def _extent(
 
 
 def _extent_of(centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Much the same from the last centres, with room for values to have moved outwards."""
+    """Much the same from the last centres, with room for values to have moved outwards.
+
+    A codebook that was empty has zeros, which say nothing of values that come later.
+    """
     sizes = centres.abs()
-    return sizes.mean(-1).clamp_min(1e-30), 2 * sizes.amax(-1).clamp_min(1e-30)
+    scale, reach = sizes.mean(-1), 2 * sizes.amax(-1)
+    known = reach > 1e-30
+    return torch.where(known, scale, _UNKNOWN[0]), torch.where(known, reach, _UNKNOWN[1])
 
 
 def _histogram(
