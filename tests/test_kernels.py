@@ -183,6 +183,21 @@ def test_histograms_by_kernels_equal_the_plain_ones() -> None:
 
 
 @needs_triton
+def test_the_extent_of_many_tiles_and_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinysubnets.kernels import histograms
+
+    flat, keep, segments, extent, *_ = bins_of_three_codebooks()
+    monkeypatch.setattr(histograms, "WIDE", 128)
+    monkeypatch.setattr(histograms, "TILE", 8)  # of 196 tiles of the last segment
+    histograms._wide.cache_clear()
+    found = histograms.extent(flat, keep, [*segments[:2], (5010, 5010), segments[2]])
+    histograms._wide.cache_clear()
+    for mine, plain in zip(found, extent, strict=True):
+        torch.testing.assert_close(mine[:, [0, 1, 3]], plain)
+        assert (mine[:, 2] == 1e-30).all()
+
+
+@needs_triton
 def test_lloyd_steps_by_a_kernel_equal_the_plain_ones() -> None:
     from tinysubnets import kernels, refresh
 
@@ -206,6 +221,7 @@ def test_the_best_division_by_a_kernel_is_as_good_as_the_plain_one(k: int) -> No
         return ((place - centres[..., None, :]).square().amin(-1) * count).sum(-1)
 
     torch.testing.assert_close(error(mine), error(plain), rtol=1e-3, atol=1e-9)
+    torch.testing.assert_close(mine[:, 1], plain[:, 1])  # few values have one best division
     assert (mine[0, 1] == 0).all()
     assert (mine.diff(dim=-1) >= 0).all()
 
@@ -217,6 +233,8 @@ def test_the_best_division_by_a_kernel_is_as_good_as_the_plain_one(k: int) -> No
         ([-0.3, 0.1, 0.7, 1.1], True),
         ([1000.1, 1000.2, 1000.3, 1000.4], False),  # halves would merge
         ([0.1, 0.2, 0.3, 70_000.0], False),  # beyond the largest half
+        ([-65_000.0, 0.0, 100.0, 65_530.0], False),  # so little that the largest is near
+        ([0.1, 0.100001, 500.0, 1000.0], False),  # two would merge, though near for the spread
         ([1e-9, 2e-9, 3e-9, 5e-9], False),  # below the smallest
         ([-0.3, 0.1, 0.7], True),  # fewer values than centres
     ],
