@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from nets import learner, task
 from tinysubnets.capture import Recorded, recording
+from tinysubnets.training import Training
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -44,6 +46,63 @@ def test_a_resting_garbage_collector_stays_at_rest(stand_in: None) -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+class Graph:
+    """A graph that records nothing and has memory of its own."""
+
+    replays = 0
+
+    def pool(self) -> int:
+        return id(self)
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Whose memory each recording asked for."""
+    asked: list[int | None] = []
+
+    @contextmanager
+    def graph(_: object, pool: int | None) -> Iterator[None]:
+        asked.append(pool)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    return asked
+
+
+def test_a_function_runs_once_before_it_is_recorded_and_is_replayed_ever_after(
+    pools: list[int | None],
+) -> None:
+    calls: list[int] = []
+
+    def count() -> torch.Tensor:
+        calls.append(len(pools))  # 0 before the recording, 1 within
+        return torch.tensor(len(calls))
+
+    recorded = Recorded(count)
+    assert calls == [0, 1]
+    assert recorded() is recorded() is recorded.result and recorded.result == 2
+    assert recorded.graph.replays == 2 and len(calls) == 2  # type: ignore[attr-defined]
+
+
+def test_measurements_of_a_training_share_memory(
+    pools: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = learner().begin(task()).training
+    plain = training.recorded(training.measure)
+    assert plain == training.measure and not pools  # on a CPU nothing is recorded
+    monkeypatch.setattr(Training, "can_capture", True)
+    first = training.recorded(training.measure)
+    assert isinstance(first, Recorded)
+    training.restore_best_()
+    second = training.recorded(training.measure)
+    assert pools == [None, id(first.graph)]
+    assert torch.equal(second(), training.measure())
 
 
 @needs_cuda

@@ -41,8 +41,8 @@ def recording(like: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.C
 class Recorded:
     """A function as a graph: it reads tensors that stay where they are and waits for nothing.
 
-    It needs no gradients. Its result is overwritten by the next call. Of recordings that share
-    memory one may run at a time, in any order.
+    It needs no gradients. Recordings that share memory may run in any order, one at a time. The
+    result is to be read before the next call: that of any of them may overwrite it.
     """
 
     graph: torch.cuda.CUDAGraph
