@@ -130,13 +130,30 @@ def test_npz_arrays(tmp_path: Path) -> None:
     assert load(file).classes == ("no", "yes")
 
 
+def test_npz_labels_are_taken_as_they_are(tmp_path: Path) -> None:
+    file, inputs = tmp_path / "set.npz", np.zeros((4, 3), dtype=np.uint8)
+    np.savez(file, inputs=inputs, labels=np.array([12, 5, 7, 5], dtype=np.uint8))
+    found = load(file)
+    assert found.classes == ("5", "7", "12") and found.labels.tolist() == [2, 0, 1, 0]
+    np.savez(
+        file, inputs=inputs, labels=["odd", "even", "odd", "even"],
+        test_inputs=inputs[:1], test_labels=["odd"],
+    )  # fmt: skip
+    assert load(file).classes == load(file, "test").classes == ("even", "odd")
+    assert load(file).labels.tolist() == [1, 0, 1, 0] and load(file, "test").labels.tolist() == [1]
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"inputs": np.zeros((2, 3))}, "no array labels; it has inputs"),
         ({"x": np.zeros(2)}, "no array inputs nor labels"),
         ({"inputs": np.zeros((2, 3)), "labels": [0, 1, 2]}, "do not match 3 labels"),
-        ({"inputs": np.zeros((2, 3)), "labels": [0.5, 1.0]}, "one integer a sample"),
+        ({"inputs": np.zeros((2, 3)), "labels": [0.5, 1.0]}, "one whole number or text a sample"),
+        (
+            {"inputs": np.zeros((2, 3)), "labels": ["a", "b"], "classes": ["a", "b"]},
+            "one whole number a sample",
+        ),
         ({"inputs": np.zeros((2, 3)), "labels": [0, -1]}, "is negative"),
         ({"inputs": np.array(["a", "b"]), "labels": [0, 1]}, "give numbers"),
         ({"inputs": np.zeros((2, 3)), "labels": [0, 5], "classes": ["a"]}, "1 class names"),

@@ -213,6 +213,16 @@ def test_own_tasks_from_folders_of_images(tmp_path: Path) -> None:
     assert task.test is not None and len(task.test) == 12
 
 
+def test_own_arrays_of_images_get_the_common_size(tmp_path: Path) -> None:
+    images = np.ones((20, 1, 8, 8), np.uint8)
+    np.savez(tmp_path / "a.npz", inputs=images, labels=np.arange(20) % 2 + 5)
+    sources = {"a": {"data": str(tmp_path / "a.npz")}}
+    task = own(sources, image_size=10).task(0)
+    assert task.classes == ("5", "6") and task.train.inputs().shape[1:] == (1, 10, 10)
+    with pytest.raises(DataError, match="do not fit into 1x6x6"):
+        own(sources, image_size=6).task(0)
+
+
 def test_own_tasks_that_cannot_be_learned(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="at least one table"):
         own({})

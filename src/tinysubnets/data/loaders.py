@@ -97,7 +97,8 @@ def load_folder(
 def load_npz(path: str | Path, split: str = "train") -> DecodedSet:
     """Arrays `inputs` and `labels` (training) and `test_inputs` and `test_labels` of an .npz file.
 
-    Inputs may have any shape and numeric type; an optional `classes` names the classes.
+    Inputs may have any shape and numeric type. Labels are whole numbers or texts; where an optional
+    array `classes` names the classes, they are places in it.
     """
     if split not in ("train", "test"):
         raise SettingError(unknown("split", split, ("train", "test")))
@@ -277,21 +278,28 @@ def _checked_npz(
     all_labels: list[np.ndarray],
 ) -> DecodedSet:
     """The arrays of a split after a look at their types, lengths and labels."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+    kinds = "iu" if classes else "iuU"
+    if wrong := [each for each in all_labels if each.ndim != 1 or each.dtype.kind not in kinds]:
+        allowed = "whole number" if classes else "whole number or text"
         raise DataError(
-            f"{path}: labels are {labels.dtype} of shape {labels.shape}; give one integer a sample."
+            f"{path}: labels are {wrong[0].dtype} of shape {wrong[0].shape}; give one {allowed} a "
+            "sample."
         )
     if inputs.ndim < 1 or len(inputs) != len(labels):
         raise DataError(f"{path}: {inputs.shape} inputs do not match {len(labels)} labels.")
     if inputs.dtype.kind not in "buif":
         raise DataError(f"{path}: inputs are {inputs.dtype}; give numbers.")
-    if labels.size and labels.min() < 0:
+    if labels.dtype.kind == "i" and labels.size and labels.min() < 0:
         raise DataError(f"{path}: label {labels.min()} is negative; labels count from 0.")
+    if not classes:
+        # Whole numbers in their own order, not in that of their texts; any of them may be missing.
+        found = np.unique(np.concatenate(all_labels))
+        numbers = np.searchsorted(found, labels.astype(found.dtype))
+        return DecodedSet(inputs, numbers.astype(np.int64), tuple(map(str, found.tolist())))
     count = max((int(each.max()) + 1 for each in all_labels if each.size), default=0)
-    if classes and len(classes) < count:
+    if len(classes) < count:
         raise DataError(f"{path}: {len(classes)} class names for labels up to {count - 1}.")
-    names = classes or tuple(str(number) for number in range(count))
-    return DecodedSet(inputs, labels.astype(np.int64), names)
+    return DecodedSet(inputs, labels.astype(np.int64), classes)
 
 
 def _decoded(found: cache_store.Cached) -> DecodedSet:

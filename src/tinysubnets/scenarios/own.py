@@ -59,10 +59,13 @@ class Own:
     def _load(self, source: TaskSource, split: str) -> DecodedSet:
         size = None if source.data.endswith(".npz") else self.settings.image_size
         part = load_set(source.data, split, self.root, self.cache, size)
-        if self.settings.channels is None or part.inputs.ndim != 4:
+        channels, side = self.settings.channels, self.settings.image_size
+        if part.inputs.ndim != 4 or (channels is None and side is None):
             return part
-        side = self.settings.image_size or max(part.inputs.shape[2:])
-        return replace(part, inputs=fit(part.inputs, self.settings.channels, side))
+        fitted = fit(
+            part.inputs, channels or part.inputs.shape[1], side or max(part.inputs.shape[2:])
+        )
+        return replace(part, inputs=fitted)
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse tasks that one network cannot take, with the cure."""
