@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import models
@@ -238,6 +239,64 @@ def test_scaled_pixels_are_refused_where_raw_ones_were_learned(
     assert main([*export, str(tmp_path / "scaled.npz")]) == 2
     assert "inputs * 255" in capsys.readouterr().err
     assert not (tmp_path / "a.onnx").exists()
+
+
+def test_files_of_nonsense_are_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = pictures(4)[0]
+    broken = images.astype(np.float32)
+    broken[2, 0, 0, 0] = np.nan
+    wrong = {
+        "NaN or infinite values (first in sample 2)": broken,
+        "inputs are bool": images > 9,
+        "inputs are complex128": images.astype(complex),
+        "inputs are <U3": images.astype(str),
+        "Give pixels from 0 to 255": images.astype(np.int64) * 1000,
+    }
+    for said, inputs in wrong.items():
+        np.savez(tmp_path / "x.npz", inputs=inputs)
+        assert main(["predict", str(model), "--task", "left", str(tmp_path / "x.npz")]) == 2
+        message = capsys.readouterr().err
+        assert said in message and "x.npz" in message
+    for inputs in (images > 9, images.astype(complex)):
+        with pytest.raises(TaskError, match="cannot take inputs of type"):
+            SubnetStore.load(model).predict("left", inputs)
+
+
+def test_export_says_where_labels_are_not_those_of_the_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, labels = pictures(40)
+    record = {"network": "small-cnn", "settings": {}, "head": "fc"}
+    architecture = Architecture(networks.build("small-cnn"), rebuild=record)
+    learner = TinySubNets(architecture, training={"epochs": 1}, pruning={"iterations": 2})
+    learner.learn(Task.from_arrays("numbers", images, (labels == "bright") + 5))
+    learner.save(tmp_path / "model")
+    command = ["export", str(tmp_path / "model"), "--task", "numbers", str(tmp_path / "a.onnx")]
+    data = tmp_path / "x.npz"
+    for given, said in (
+        ((labels == "bright") + 5, "% exported"),
+        (labels, "not measured: bright, dark are no classes of the task, which knows 5, 6."),
+        ((labels == "bright") + 6, "not measured: 7 are no classes"),
+    ):
+        np.savez(data, inputs=images, labels=given)
+        assert main([*command, "--data", str(data)]) == 0
+        assert said in capsys.readouterr().out
+
+
+def test_images_are_learned_beside_tasks_of_other_numbers(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, labels = pictures(40)
+    np.savez(tmp_path / "floats.npz", inputs=(images / 255).astype(np.float32), labels=labels)
+    folder = write_folder(tmp_path / "pictures")
+    command = ["learn", str(model), "--set", "epochs=1", "--data"]
+    assert main([*command, str(tmp_path / "floats.npz"), "--task", "floats"]) == 0
+    assert main([*command, str(folder), "--task", "pictures"]) == 0
+    samples = {s.name: s.sample for s in SubnetStore.load(model).subnets.values()}
+    kinds = {name: s and s.dtype for name, s in samples.items()}
+    assert kinds["floats"] == torch.float32 and kinds["pictures"] == torch.uint8
 
 
 def test_a_network_of_ones_own_is_named_on_the_command_line(

@@ -304,6 +304,13 @@ def test_pixels_are_not_scaled_behind_the_back_of_a_task() -> None:
     check("t", torch.zeros(3, 1, 4, 4), torch.uint8)
     check("t", torch.full((3, 1, 4, 4), 1.5), torch.uint8)
     check("t", torch.empty(0, 1, 4, 4), torch.uint8)
+    standard = (raw - raw.mean()) / raw.std()
+    with pytest.raises(TaskError, match="scaled already"):
+        check("t", torch.from_numpy(standard), torch.uint8)
+    for wrong in (raw.astype(np.int64) * 257, raw - 300.0, np.float32([[0.0, 1e38]])):
+        with pytest.raises(TaskError, match="Give pixels from 0 to 255"):
+            check("t", torch.from_numpy(wrong), torch.uint8)
+    check("t", torch.from_numpy(raw * 1.1 - 10.0), torch.uint8)  # as resampling does
     check("t", torch.from_numpy(scaled), torch.float32)
     assert Task.from_arrays("t", scaled, labels, test=(scaled, labels)).test is not None
     bits = (raw > 40).astype(np.uint8)

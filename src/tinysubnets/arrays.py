@@ -17,6 +17,8 @@ Label = int | str
 _CHUNK = 4096  # samples looked at together
 # Pixels of 0 and 1 alone have a mean and a deviation of at most 1.21 together.
 _LEAST_REACH = 2.0
+_STANDARD = 5.0  # pixels less their mean over their deviation are hardly beyond
+_OVERSHOOT = 128.0  # resampling goes beyond 0 to 255, never that far
 
 
 class Inputs(Protocol):
@@ -68,17 +70,24 @@ def is_tokens(inputs: Tensor) -> bool:
 
 
 def check_scale(name: str, inputs: Tensor, learned: torch.dtype, reach: float) -> None:
-    """Refuse pixels scaled to fractions of 1 where a task was learned from whole uint8 pixels.
+    """Refuse pixels that were scaled or standardised where a task was learned from uint8 pixels.
 
     `reach` is the mean plus the deviation of what was learned from. Whole numbers given as floats
-    pass, and so do fractions beyond 1.
+    pass, and so do fractions beyond 1; numbers that no byte comes near do not.
     """
-    if learned != torch.uint8 or not inputs.is_floating_point() or inputs.numel() == 0:
+    if learned != torch.uint8 or inputs.dtype == torch.uint8 or inputs.numel() == 0:
         return
+    inputs = inputs if inputs.is_floating_point() else inputs.double()
     low, high = (float(v) for v in inputs.aminmax())
-    is_scaled = -1.0 <= low <= high <= 1.0 and bool((inputs != inputs.round()).any())
+    kind = str(inputs.dtype).removeprefix("torch.")
+    if low < -_OVERSHOOT or high > 255 + _OVERSHOOT:
+        raise TaskError(
+            f"task {name!r} learns from raw uint8 pixels, but the inputs given go from {low:.3g} "
+            f"to {high:.3g}: labels would be nonsense. Give pixels from 0 to 255."
+        )
+    least, most = (-_STANDARD, _STANDARD) if low < 0 else (0.0, 1.0)
+    is_scaled = least <= low <= high <= most and bool((inputs != inputs.round()).any())
     if is_scaled and reach > _LEAST_REACH:
-        kind = str(inputs.dtype).removeprefix("torch.")
         raise TaskError(
             f"task {name!r} learns from raw uint8 pixels, but the inputs given are {kind} from "
             f"{low:.3g} to {high:.3g}: scaled already, so that labels would be nonsense. "
@@ -115,11 +124,11 @@ def checked_inputs(name: str, inputs: Any) -> Inputs:
             "at least one sample with at least one feature is needed: (samples, features…)."
         )
     if sample.is_floating_point() and not isinstance(source, DatasetInputs):
-        _check_finite(name, source)
+        check_finite(name, source)
     return source
 
 
-def _check_finite(name: str, source: Any) -> None:
+def check_finite(name: str, source: Any) -> None:
     """Refuse NaN and infinity, chunk by chunk: a memory map need not fit in memory."""
     for start in range(0, len(source), _CHUNK):
         part = source[start : start + _CHUNK]

@@ -130,6 +130,11 @@ class SubnetStore:
             raw = as_tensor(inputs)
         except TypeError as error:
             raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
+        if raw.is_complex() or raw.dtype == torch.bool:
+            raise TaskError(
+                f"task {task!r} cannot take inputs of type {raw.dtype}; give uint8 or float images "
+                "and vectors, or integer tokens."
+            )
         normalise.check(task, raw)
         try:
             parts = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tinysubnets.arrays import as_tensor
+from tinysubnets.arrays import as_tensor, check_finite
 from tinysubnets.data.images import Form, decode_image
 from tinysubnets.data.loaders import load_folder, load_npz
 from tinysubnets.errors import DataError, TaskError
@@ -38,12 +38,16 @@ def read_files(files: Sequence[str], subnet: Subnet) -> tuple[list[str], np.ndar
 
 
 def check_raw(file: str, inputs: np.ndarray, subnet: Subnet) -> None:
-    """Refuse a file of scaled pixels for a task that was learned from raw ones."""
-    if inputs.dtype.kind == "f":
-        try:
-            subnet.check_scale(as_tensor(inputs))
-        except TaskError as error:
-            raise DataError(f"{file}: {error}") from None
+    """Refuse a file with NaN, or of scaled pixels for a task that was learned from raw ones."""
+    if inputs.dtype.kind not in "uif":
+        raise DataError(f"{file}: inputs are {inputs.dtype}; give numbers.")
+    raw = as_tensor(inputs)
+    try:
+        if raw.is_floating_point():
+            check_finite(subnet.name, raw)
+        subnet.check_scale(raw)
+    except TaskError as error:
+        raise DataError(f"{file}: {error}") from None
 
 
 def read_labelled(data: str, sample: Sample | None, task: str) -> tuple[np.ndarray, np.ndarray]:
@@ -63,8 +67,11 @@ def read_labelled(data: str, sample: Sample | None, task: str) -> tuple[np.ndarr
 
 def read_task(name: str, data: str, samples: Sequence[Sample | None], seed: int) -> Task:
     """A task from a folder or an .npz, with inputs like those the model knows already."""
-    known = next((s for s in reversed(samples) if s is not None), None)
-    inputs, labels = read_labelled(data, known, name)
+    known = [s for s in reversed(samples) if s is not None]
+    if Path(data).suffix != ".npz":
+        # Of tasks learned from pixels and from other numbers, images are to be like the former.
+        known.sort(key=lambda s: s.dtype != torch.uint8)
+    inputs, labels = read_labelled(data, known[0] if known else None, name)
     return Task.from_arrays(name, inputs, labels, seed=seed)
 
 

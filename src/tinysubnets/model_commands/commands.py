@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -271,7 +272,9 @@ def _export(options: argparse.Namespace) -> int:
     if (sample := store.subnet(options.task).sample) is not None:
         kind = str(sample.dtype).removeprefix("torch.")
         print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
-    if data is not None:
+    if data is not None and (strange := _strange(data[1], store.subnet(options.task).classes)):
+        print(f"accuracy on --data not measured: {strange}")
+    elif data is not None:
         exported = export.onnx_accuracy(done.path, *data)
         live = float((store.predict(options.task, data[0]) == data[1]).mean())
         print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
@@ -288,6 +291,19 @@ def _labelled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarr
     inputs, labels = read_labelled(options.data, subnet.sample, options.task)
     check_raw(options.data, inputs, subnet)
     if isinstance(subnet.classes[0], int):
-        labels = labels.astype(np.int64)
+        own = {str(c): c for c in subnet.classes}
+        if all(label in own for label in labels.tolist()):
+            labels = np.array([own[label] for label in labels.tolist()])
     order = np.random.default_rng(0).permutation(len(inputs))
     return inputs[order], labels[order]
+
+
+def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:
+    """What is wrong with labels that are no classes of the task; empty where all of them are."""
+    others = sorted(set(map(str, labels.tolist())) - set(map(str, classes)))
+    if not others:
+        return ""
+    return (
+        f"{', '.join(others[:5])}{' …' if len(others) > 5 else ''} are no classes of the "
+        f"task, which knows {', '.join(map(str, classes[:5]))}{' …' if len(classes) > 5 else ''}."
+    )
