@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -190,9 +191,19 @@ def test_finished_and_started_folders_are_refused(finished: tuple, tmp_path: Pat
         Experiment.begin(small(), folder)
 
 
-def test_a_run_needs_a_thread() -> None:
-    with pytest.raises(SettingError, match="threads = 0 is not allowed"):
-        replace(small(), threads=0)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threads", 0),
+        ("threads", 100_000),
+        ("seed", 2**64),
+        ("checkpoint_seconds", -1.0),
+        ("checkpoint_seconds", math.nan),
+    ],
+)
+def test_impossible_plans_are_refused(name: str, value: float) -> None:
+    with pytest.raises(SettingError, match=f"{name} = .* is not allowed"):
+        replace(small(), **{name: value})
 
 
 def test_bad_settings_leave_no_run_behind(tmp_path: Path) -> None:
@@ -200,6 +211,9 @@ def test_bad_settings_leave_no_run_behind(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="hidden"), RunFolder(tmp_path) as folder:
         Experiment.begin(plan, folder)
     assert not (tmp_path / "config.toml").exists()
+    with pytest.raises(SettingError, match="hidden"), RunFolder(tmp_path / "new") as folder:
+        Experiment.begin(plan, folder)
+    assert tmp_path.exists() and not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

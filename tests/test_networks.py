@@ -178,6 +178,18 @@ def test_wrong_names_and_settings_are_refused(name: str, settings: dict, message
         networks.build(name, **settings)
 
 
+def test_a_network_that_cannot_be_built_says_where_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_nets.py").write_text('def net(width):\n    raise ValueError("too odd")\n')
+    monkeypatch.chdir(tmp_path)
+    said = r"\(width=3\): ValueError: too odd \(in .*broken_nets\.py, line 2\)"
+    with pytest.raises(SettingError, match=said):
+        networks.build("broken_nets:net", width=3)
+    with pytest.raises(SettingError, match="'mlp' cannot be built"):
+        networks.build("mlp", in_features=10**9, hidden=(10**9,))
+
+
 def test_names_and_descriptions_need_no_torch() -> None:
     code = (
         "import sys; from tinysubnets import networks as n; "

@@ -16,6 +16,7 @@ from tinysubnets.run_folder import FORMAT
 from tinysubnets.version import __version__
 
 CHECKPOINT_SECONDS = 30.0
+MOST_THREADS = 1024  # with many more than it can start, torch ends the process
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,16 @@ class Plan:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise SettingError(f"threads = {self.threads} is not allowed; give at least 1.")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise SettingError(
+                f"threads = {self.threads} is not allowed; give 1 to {MOST_THREADS:,}."
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise SettingError(f"seed = {self.seed} is not allowed; give a number of 64 bits.")
+        if not self.checkpoint_seconds >= 0:
+            raise SettingError(
+                f"checkpoint_seconds = {self.checkpoint_seconds} is not allowed; give 0 or more."
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as `config.toml` has it: a recipe with a table [run]."""

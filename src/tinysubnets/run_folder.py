@@ -65,9 +65,11 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock: int | None = None
+        self._is_new = False
 
     def __enter__(self) -> RunFolder:
         with explained(self.path):
+            self._is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.path / ".lock")
         if self._lock is None:
@@ -88,6 +90,9 @@ class RunFolder:
                 os.unlink(self.path / ".lock")
             os.close(self._lock)
             self._lock = None
+            if self._is_new:  # a plan that was refused leaves no empty folder
+                with contextlib.suppress(OSError):
+                    os.rmdir(self.path)
 
     @property
     def is_finished(self) -> bool:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.errors import SettingError, unknown
+from tinysubnets.errors import SettingError, TinySubNetsError, unknown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,7 +78,17 @@ def build(name: str, **settings: Any) -> nn.Module:
     function = _find(name)
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
     _check(name, function, given)
-    network = function(**given)
+    try:
+        network = function(**given)
+    except TinySubNetsError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise SettingError(
+            f"network {name!r} cannot be built with ({shown}): {type(error).__name__}: {error} "
+            f"(in {last.filename}, line {last.lineno})."
+        ) from error
     if not isinstance(network, nn.Module):
         raise SettingError(
             f"network {name!r} returned a {type(network).__name__}; it must return an nn.Module."
