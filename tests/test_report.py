@@ -16,8 +16,9 @@ import chromium
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.report import write_report
+from tinysubnets.report.page import references
 from tinysubnets.report.theme import DARK, LIGHT
-from tinysubnets.runs import changes, find_runs, grouped, read_run
+from tinysubnets.runs import Run, changes, find_runs, grouped, read_run
 
 SCREENSHOTS = Path(__file__).parent.parent / ".cache" / "screenshots"
 ALL_PICTURES = {
@@ -144,6 +145,23 @@ def test_groups_of_one_recipe_keep_their_pictures_apart(runs: Path, tmp_path: Pa
     names = re.findall(r' id="([^"]*)"', text)
     assert len(names) == len(set(names))
     assert len(list((tmp_path / "pictures").glob("*-accuracy-matrix*.svg"))) == 2
+
+
+def test_the_papers_points_stand_beside_whole_scenarios_alone(runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result | {"scenario": "permuted-mnist"}
+    result["settings"] = result["settings"] | {"data": {"dataset": "mnist"}}
+    few, whole = result, result | {"tasks": [result["tasks"][0]] * 10}
+    other = whole | {"settings": result["settings"] | {"data": {"dataset": "notmnist-small"}}}
+    for shown, given in ((0, few), (3, whole), (0, other)):
+        assert len(references([Run(tmp_path, given)])) == shown
+
+
+def test_a_method_in_two_settings_has_two_names(tmp_path: Path) -> None:
+    for setting in ("task", "class"):
+        make_run(tmp_path / setting, "naive", 0, f"naive.setting={setting}")
+    text = write_report(tmp_path).read_text("utf-8")
+    assert {"naive", "naive:class"} <= set(re.findall(r"<h2>(.*?)</h2>", text))
+    assert any("-naive-class-" in p.name for p in (tmp_path / "pictures").iterdir())
 
 
 def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:

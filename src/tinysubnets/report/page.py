@@ -14,6 +14,7 @@ from tinysubnets.report.drawing import Drawing
 from tinysubnets.report.pictures import Figure, accuracy_over_time, comparison, run_figures
 from tinysubnets.report.scatter import Dot
 from tinysubnets.runs import Group, Run, Spread, grouped
+from tinysubnets.scenarios import SCENARIOS
 from tinysubnets.version import __version__
 
 DETAILED = 8  # at most so many groups get pictures of their own
@@ -153,9 +154,12 @@ def _section(group: Group) -> dict[str, Any]:
     run = group.runs[0]
     figures: list[Figure] = run_figures(run)
     recipe = group.recipe.replace("/", "-").removesuffix(".toml")
+    setting = run.setting.removesuffix("-incremental")
+    # The task is known unless a method is named with another setting, as `tsn compare` does.
+    method = group.method if setting == "task" else f"{group.method}:{setting}"
     return {
-        "heading": group.method,
-        "slug": f"{group.scenario}-{group.method}-{recipe}",
+        "heading": method,
+        "slug": f"{group.scenario}-{method.replace(':', '-')}-{recipe}",
         "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.setting}",
         "figures": figures,
         "tasks": [_task_row(i, t) for i, t in enumerate(run.tasks, 1)],
@@ -196,10 +200,23 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield name, "none" if value is None else str(value)
 
 
+def _is_whole(run: Run) -> bool:
+    """Whether a run has the scenario's own data and tasks: fewer tasks take fewer bytes."""
+    known = SCENARIOS.get(run.scenario)
+    if known is None or not known.datasets:
+        return False
+    data = run.setting_of("data") or {}
+    used = tuple(data.get("datasets") or [data.get("dataset")])
+    tasks, classes = map(int, known.tasks.split(" x "))
+    return used == known.datasets and [len(t["classes"]) for t in run.tasks] == [classes] * tasks
+
+
 def references(runs: Sequence[Run]) -> list[Dot]:
-    """The paper's own points for the scenario, where all runs are of one that it has."""
+    """The paper's own points for the scenario, where all runs are of all tasks of one it has."""
     from tinysubnets.paper.numbers import ACCURACY, CAPACITY
 
+    if not all(_is_whole(r) for r in runs):
+        return []
     names = {r.scenario for r in runs}
     weights = {(r.result.get("ledger") or {}).get("num_weights") for r in runs}
     scenario = next(iter(names))
