@@ -15,7 +15,7 @@ from tinysubnets.learners import METHODS
 from tinysubnets.report import scatter, write_report
 from tinysubnets.report.axes import WIDTH
 from tinysubnets.report.drawing import Drawing, Line, Mark, Text
-from tinysubnets.report.labels import Label, place, touch, touching
+from tinysubnets.report.labels import Label, Placed, _between, place, touch, touching
 from tinysubnets.report.scatter import Dot, size_scatter
 from tinysubnets.report.theme import series
 
@@ -166,6 +166,19 @@ def test_labels_wider_than_the_picture_and_labels_without_room() -> None:
     many = place([Label(50, 20, 4, 90, 13)] * 9, [], region)
     assert len(many) == 9 and touching(many)
     assert size_scatter("wide", [Dot(10.0, 0.5, "ink", "w" * 200)]).svg()
+
+
+def test_lines_keep_out_of_each_other_s_way() -> None:
+    def spot(box: Box, *line: tuple[float, float]) -> Placed:
+        return Placed(box, (line[0], line[1]) if line else None, 0.0)
+
+    low, high = (50.0, 40.0, 60.0, 50.0), (50.0, 0.0, 60.0, 10.0)
+    apart = _between(spot(high, (0, 0), (50, 5)), spot(low, (0, 40), (50, 45)))
+    crossed = _between(spot(high, (0, 40), (50, 5)), spot(low, (0, 0), (50, 45)))
+    struck = _between(spot(high, (100, 90), (55, 10)), spot((60.0, 20.0, 70.0, 50.0)))
+    on_top = _between(spot(high), spot((55.0, 5.0, 65.0, 15.0)))
+    assert apart == 0 < crossed < struck < on_top
+    assert struck == _between(spot((60.0, 20.0, 70.0, 50.0)), spot(high, (100, 90), (55, 10)))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,11 @@ def test_pixels_are_not_scaled_behind_the_back_of_a_task() -> None:
     assert Task.from_arrays("t", scaled, labels, test=(scaled, labels)).test is not None
     bits = (raw > 40).astype(np.uint8)
     assert Task.from_arrays("t", bits, labels, test=(scaled, labels)).test is not None
+
+
+def test_a_subnet_that_does_not_know_its_pixels_takes_all() -> None:
+    subnet = learner(training={"epochs": 1}).learn(task())
+    replace(subnet, sample=None).check_scale(torch.rand(3, 6))
 
 
 def test_a_split_knows_its_size() -> None:
