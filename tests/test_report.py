@@ -192,6 +192,12 @@ def test_old_or_strange_folders_get_clear_errors(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+def test_a_run_that_is_not_finished_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("", encoding="utf-8")
+    with pytest.raises(RunError, match="no finished run.*tsn resume"):
+        write_report(tmp_path)
+
+
 def test_missing_extras_are_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(RunError, match=r"tinysubnets\[report\]"):

@@ -168,7 +168,8 @@ def find_runs(folders: Iterable[str | Path]) -> list[Run]:
             raise RunError(f"{folder} is no folder; give run folders, or a folder that holds some.")
         results = sorted(folder.rglob(RESULT))
         if not results:
-            raise RunError(f"{folder} holds no finished run (no {RESULT} in it or below it).")
+            hint = f" Go on with: tsn resume {folder}" if (folder / "config.toml").exists() else ""
+            raise RunError(f"{folder} holds no finished run (no {RESULT} in it or below it).{hint}")
         for path in results:
             found.setdefault(path.parent.resolve(), read_run(path.parent))
     return list(found.values())
