@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -142,7 +142,7 @@ def histogram(
     return count, total
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded graphs read these tensors: none may be dropped
 def _wide(
     segments: tuple[tuple[int, int], ...], rows: int, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -152,7 +152,7 @@ def _wide(
     return tiles, torch.searchsorted(tiles[:, 0].contiguous(), number).int()
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded graphs read these tensors: none may be dropped
 def _sample(
     segments: tuple[tuple[int, int], ...], rows: int, size: int, device: torch.device
 ) -> Tensor:

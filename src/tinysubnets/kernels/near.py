@@ -9,7 +9,7 @@ holds too many, the segment is left to the search of `select`.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -156,7 +156,7 @@ def search_(
     _finish[(rows * num,)](state, cursor, candidates, places, MOST=MOST, num_warps=8, **small)
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded graphs read these tensors: none may be dropped
 def _buffers(num: int, device: torch.device) -> tuple[Tensor, ...]:
     """Counters, zero before and after every search, and room for candidates."""
     sizes = (num * BINS, num, num, num * MOST, num * MOST)

@@ -19,7 +19,7 @@ are being gathered), and k.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -173,7 +173,7 @@ def select(
     return mask.reshape(values.shape), state
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded graphs read these tensors: none may be dropped
 def plan(
     bounds: tuple[tuple[int, int, int], ...],
     rows: int,
