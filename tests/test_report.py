@@ -194,7 +194,7 @@ def test_old_or_strange_folders_get_clear_errors(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_finished_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("", encoding="utf-8")
-    with pytest.raises(RunError, match="no finished run.*tsn resume"):
+    with pytest.raises(RunError, match=r"no finished run.*tsn resume"):
         write_report(tmp_path)
 
 
