@@ -26,7 +26,8 @@ from torch import nn
 
 from tinysubnets.architecture import Architecture
 from tinysubnets.learners import build
-from tinysubnets.task import Normalisation, Task
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Task
 
 OPERATORS = (
     "roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool "

@@ -24,9 +24,9 @@ import torch
 from tinysubnets import artifact, networks
 from tinysubnets.architecture import Architecture
 from tinysubnets.coding.masks import xor_entropy_bits
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.store import SubnetStore
 from tinysubnets.subnet import Coded, Subnet
-from tinysubnets.task import Normalisation
 
 NETWORK = {"width": 64, "stem": "7x7"}
 LIMITS = {"save_seconds": 2.0, "load_one_seconds": 1.0, "memory_ratio": 3.0}

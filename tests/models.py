@@ -13,10 +13,10 @@ from tinysubnets import networks
 from tinysubnets.architecture import Architecture
 from tinysubnets.divergence import Statistics
 from tinysubnets.masks import top_k_segments
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.start import Origin, initial_scores
 from tinysubnets.store import SubnetStore
 from tinysubnets.subnet import BankDecision, Coded, Sample, Subnet, code
-from tinysubnets.task import Normalisation
 
 SETTINGS: dict[str, Any] = {"tsn": {"seed": 7, "scale": "kaiming"}}
 

@@ -30,7 +30,8 @@ from tinysubnets.learners.packnet import PackNet
 from tinysubnets.learners.replay import Replay
 from tinysubnets.learners.si import SI, SIModule, SITraining, consolidated
 from tinysubnets.learners.wsn import WSN
-from tinysubnets.task import Normalisation, Split, Task
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Split, Task
 from tinysubnets.training_settings import TrainingSettings
 
 TRAINING = {"epochs": 2, "batch_size": 64}

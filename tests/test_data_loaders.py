@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from data_files import encode, mnist_like, pixels
-from tinysubnets.data.loaders import fit, load, load_folder, load_npz
+from tinysubnets.data.images import fit
+from tinysubnets.data.loaders import load, load_folder, load_npz
 from tinysubnets.errors import DataError, SettingError
 
 
@@ -194,7 +195,7 @@ def test_fit_frames_and_repeats() -> None:
 
 def test_fit_makes_colours_grey_as_decoding_does(monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
-    monkeypatch.setattr("tinysubnets.data.loaders._GREY_BATCH", 2)
+    monkeypatch.setattr("tinysubnets.data.images._GREY_BATCH", 2)
     colour = pixels(5, (3, 8, 6))
     expected = [np.asarray(image.fromarray(c.transpose(1, 2, 0)).convert("L")) for c in colour]
     assert np.array_equal(fit(colour, 1, 8)[:, 0, :, 1:7], np.stack(expected))

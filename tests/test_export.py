@@ -16,9 +16,9 @@ from tinysubnets.architecture import Architecture
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.export.codes import pack_weights
 from tinysubnets.export.formats import OPSET
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.store import SubnetStore
 from tinysubnets.subnet import Coded, Sample, Subnet, code
-from tinysubnets.task import Normalisation
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -9,9 +9,10 @@ from torch import nn
 from tinysubnets.architecture import Architecture
 from tinysubnets.errors import SettingError
 from tinysubnets.fixed_point import Grid, best_grid, fixed_point_accuracy, rounded_tensors
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.store import SubnetStore
 from tinysubnets.subnet import Subnet, code
-from tinysubnets.task import Normalisation, Split
+from tinysubnets.task import Split
 
 
 def test_a_grid_rounds_and_saturates() -> None:

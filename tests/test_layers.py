@@ -12,8 +12,8 @@ import tinysubnets
 
 ROOT = Path(tinysubnets.__file__).parent
 ORDER = """
-    version errors arrays config task
-    numerics kernels kmeans masks codebook refresh seeds divergence augment
+    version errors arrays config normalisation task
+    numerics kernels kmeans blocks masks codebook refresh seeds divergence augment
     coding words
     wrappable blueprint architecture layout subnet bank mask_references capacity store start
     networks

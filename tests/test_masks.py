@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets import masks
+from tinysubnets.blocks import blocks_of
 from tinysubnets.errors import SettingError
 
 Bounds = list[tuple[int, int, int]]
@@ -129,7 +130,7 @@ def test_impossible_counts_are_refused() -> None:
     with pytest.raises(SettingError, match="NaN"):
         masks.top_k(torch.tensor([1.0, float("nan")]), 2)
     with pytest.raises(SettingError, match="block is 0"):
-        masks.blocks_of((3, 4), 0)
+        blocks_of((3, 4), 0)
 
 
 def test_half_precision_and_double_scores() -> None:
@@ -193,7 +194,7 @@ SHAPES = [(4, 16), (5, 13), (3, 7, 1, 1), (3, 4, 3, 3), (2, 3, 5), (2, 2, 3, 3, 
 
 @pytest.mark.parametrize(("shape", "block"), [*itertools.product(SHAPES, (1, 2, 8, 100))])
 def test_blocks_follow_the_rule(shape: tuple[int, ...], block: int) -> None:
-    blocks = masks.blocks_of(shape, block)
+    blocks = blocks_of(shape, block)
     cells = slow_blocks(shape, block)
     assert blocks.num == len(cells)
     assert blocks.numel == sum(map(len, cells))
@@ -209,13 +210,13 @@ def test_blocks_follow_the_rule(shape: tuple[int, ...], block: int) -> None:
 
 def test_width_one_is_free() -> None:
     values = torch.rand(12)
-    blocks = masks.blocks_of((3, 4), 1)
+    blocks = blocks_of((3, 4), 1)
     assert blocks.expand(values) is values
     assert blocks.sum(values) is values
 
 
 def test_gradient_of_a_block_is_the_sum_over_its_elements() -> None:
-    blocks = masks.blocks_of((2, 5), 2)
+    blocks = blocks_of((2, 5), 2)
     scores = torch.rand(blocks.num, requires_grad=True)
     slope = torch.rand(10)
     (blocks.expand(scores) * slope).sum().backward()

@@ -8,10 +8,10 @@ from torch import nn
 
 from tinysubnets.architecture import Architecture
 from tinysubnets.errors import SettingError
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.operations import count, paper_operations, task_operations
 from tinysubnets.store import SubnetStore
 from tinysubnets.subnet import Subnet, code
-from tinysubnets.task import Normalisation
 
 
 @pytest.mark.parametrize(

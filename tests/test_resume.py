@@ -285,8 +285,8 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
 def test_pack_gives_back_what_it_took() -> None:
     import torch
 
+    from tinysubnets.normalisation import Normalisation
     from tinysubnets.subnet import Coded
-    from tinysubnets.task import Normalisation
 
     value = {
         "coded": (Coded(torch.tensor([0.5, -1.0]), torch.tensor([1, 0], dtype=torch.uint8), 1),),

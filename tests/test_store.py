@@ -21,10 +21,11 @@ from tinysubnets.mask_references import (
     code_mask,
     read_mask,
 )
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.start import Origin, initial_scores
 from tinysubnets.store import SubnetStore
 from tinysubnets.subnet import FIRST_MEMBER, FREE_SCORES, NO_REFERENCE, OWNED, SCORES
-from tinysubnets.task import Normalisation, Task
+from tinysubnets.task import Task
 
 
 def pack(mask: np.ndarray) -> np.ndarray:

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 from nets import data, learner, task
 from tinysubnets.batches import Batches
 from tinysubnets.errors import TaskError
-from tinysubnets.task import Normalisation, Split, Task
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Split, Task
 
 
 def test_labels_of_any_kind_come_back_as_they_were() -> None:

@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from tinysubnets.learners.lesson import Lesson, TaskReport
     from tinysubnets.learners.settings import TSNSettings
     from tinysubnets.learners.tsn import TinySubNets
+    from tinysubnets.normalisation import Normalisation
     from tinysubnets.plan import Plan
     from tinysubnets.pruning import PruningSettings
     from tinysubnets.recipe import Recipe
     from tinysubnets.run_folder import RunFolder
     from tinysubnets.store import SubnetStore
     from tinysubnets.subnet import Subnet
-    from tinysubnets.task import Normalisation, Task
+    from tinysubnets.task import Task
     from tinysubnets.training import EpochReport
     from tinysubnets.training_settings import TrainingSettings
 
@@ -69,13 +70,14 @@ _PUBLIC = {
     "learners.settings": ("TSNSettings",),
     "learners.lesson": ("Lesson", "TaskReport"),
     "learners.tsn": ("TinySubNets",),
+    "normalisation": ("Normalisation",),
     "plan": ("Plan",),
     "pruning": ("PruningSettings",),
     "recipe": ("Recipe",),
     "run_folder": ("RunFolder",),
     "store": ("SubnetStore",),
     "subnet": ("Subnet",),
-    "task": ("Normalisation", "Task"),
+    "task": ("Task",),
     "training": ("EpochReport",),
     "training_settings": ("TrainingSettings",),
 }

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tinysubnets import seeds
 from tinysubnets.augment import Augmentation, augment
-from tinysubnets.task import Normalisation, Split
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Split
 
 RESIDENT_BYTES = 4 << 30  # larger splits are streamed from where they are
 PREFETCH = 3

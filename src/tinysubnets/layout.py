@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tinysubnets.architecture import Specification
+from tinysubnets.blocks import Blocks, blocks_of
 from tinysubnets.errors import SettingError
-from tinysubnets.masks import Blocks, blocks_of
 
 
 class Layout:

@@ -25,8 +25,8 @@ from tinysubnets.augment import Augmentation, augment
 from tinysubnets.batches import Batches
 from tinysubnets.capture import CapturedStep
 from tinysubnets.errors import SettingError
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.numerics import arithmetic, seeded
-from tinysubnets.task import Normalisation
 from tinysubnets.task_module import LOOKUP, TaskModule
 from tinysubnets.training import EpochReport, Training
 from tinysubnets.updates import flat_update, has_kernels, make_optimizer

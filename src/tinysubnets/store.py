@@ -20,9 +20,9 @@ from tinysubnets.capacity import Ledger
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.layout import Layout
 from tinysubnets.mask_references import MAX_SCORE_REFERENCES, Place, code_mask
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.numerics import arithmetic
 from tinysubnets.subnet import FREE_SCORES, SCORES, CodedMask, Subnet
-from tinysubnets.task import Normalisation
 
 DEFAULT_BATCH = 500
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tinysubnets.codebook import assign, fit, round_centres
 from tinysubnets.divergence import Statistics
-from tinysubnets.task import Label, Normalisation
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Label
 
 
 @dataclass(frozen=True)

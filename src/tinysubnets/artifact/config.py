@@ -13,8 +13,9 @@ from tinysubnets.artifact.container import VERSION
 from tinysubnets.artifact.manifest import FEW
 from tinysubnets.artifact.memory import DTYPES
 from tinysubnets.errors import ArtifactError
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.subnet import Subnet
-from tinysubnets.task import Label, Normalisation
+from tinysubnets.task import Label
 from tinysubnets.version import __version__
 
 if TYPE_CHECKING:

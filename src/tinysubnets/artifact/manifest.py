@@ -14,8 +14,9 @@ from tinysubnets.architecture import Specification
 from tinysubnets.artifact.memory import DTYPES, MAX_DIMENSIONS
 from tinysubnets.errors import DamageError, TaskError
 from tinysubnets.layout import Layout
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.subnet import Sample
-from tinysubnets.task import Label, Normalisation
+from tinysubnets.task import Label
 
 MAX_NUMEL = 1 << 40
 FEW = 4  # a normalisation of so many channels stands in the config, a longer one in its section

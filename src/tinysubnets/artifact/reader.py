@@ -23,8 +23,8 @@ from tinysubnets.bank import Bank
 from tinysubnets.errors import DamageError, TaskError, unknown
 from tinysubnets.layout import Layout
 from tinysubnets.mask_references import MAX_SCORE_REFERENCES, Place, read_mask, unpack
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.subnet import FREE_SCORES, SCORES, BankDecision, Coded, CodedMask, Packed, Subnet
-from tinysubnets.task import Normalisation
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One encoded image to one uint8 array."""
+"""Images: one encoded one to one uint8 array, and arrays of many to a common shape."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from tinysubnets.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+_GREY_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,34 @@ def _resized(image, form: Form):  # type: ignore[no-untyped-def]  # Pillow comes
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - form.width) // 2, (height - form.height) // 2
     return image.crop((left, top, left + form.width, top + form.height))
+
+
+def fit(inputs: np.ndarray, channels: int, size: int) -> np.ndarray:
+    """Images of a common shape: grey repeated over the channels, smaller ones framed in black.
+
+    Colours become grey where one channel is wanted.
+    """
+    if channels == 1 and inputs.shape[1] == 3 and inputs.dtype == np.uint8:
+        inputs = _grey(inputs)
+    _, given, height, width = inputs.shape
+    if given not in (1, channels) or height > size or width > size:
+        raise DataError(
+            f"images of {given}x{height}x{width} do not fit into {channels}x{size}x{size}; "
+            "only grey images get more channels, and images are framed, not shrunk."
+        )
+    if (given, height, width) == (channels, size, size):
+        return inputs
+    out = np.zeros((len(inputs), channels, size, size), dtype=inputs.dtype)
+    top, left = (size - height) // 2, (size - width) // 2
+    out[:, :, top : top + height, left : left + width] = inputs
+    return out
+
+
+def _grey(images: np.ndarray) -> np.ndarray:
+    """The brightness of colour images, as Pillow computes it, in pieces that fit in memory."""
+    out = np.empty((len(images), 1, *images.shape[2:]), dtype=np.uint8)
+    for start in range(0, len(images), _GREY_BATCH):
+        red, green, blue = images[start : start + _GREY_BATCH].astype(np.uint32).swapaxes(0, 1)
+        mixed = 19595 * red + 38470 * green + 7471 * blue + 0x8000
+        out[start : start + _GREY_BATCH, 0] = mixed >> 16
+    return out

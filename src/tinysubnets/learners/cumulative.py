@@ -15,7 +15,8 @@ from tinysubnets.errors import TaskError
 from tinysubnets.learners.dense import DenseLearner
 from tinysubnets.learners.dense_lesson import DenseLesson
 from tinysubnets.learners.dense_training import DenseTraining
-from tinysubnets.task import Normalisation, Split, Task
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Split, Task
 
 
 class JoinedInputs:

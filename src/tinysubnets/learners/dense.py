@@ -31,10 +31,11 @@ from tinysubnets.learners.dense_settings import (
 )
 from tinysubnets.learners.dense_training import DenseTraining
 from tinysubnets.learners.lesson import TaskReport
+from tinysubnets.normalisation import Normalisation
 from tinysubnets.numerics import pick_device
 from tinysubnets.start import Origin, initial_private, initial_values
 from tinysubnets.store import DEFAULT_BATCH
-from tinysubnets.task import Label, Normalisation, Split, Task
+from tinysubnets.task import Label, Split, Task
 from tinysubnets.training_settings import TrainingSettings
 
 

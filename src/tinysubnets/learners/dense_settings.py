@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tinysubnets.errors import SettingError, TaskError
-from tinysubnets.task import Label, Normalisation, Task
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Label, Task
 
 Setting = Literal["task", "class", "domain"]
 ALL: tuple[Setting, ...] = ("task", "class", "domain")

@@ -13,7 +13,8 @@ import torch
 
 from tinysubnets.dense_module import DenseModule, Outputs
 from tinysubnets.learners.rehearsal import RehearsalLearner, RehearsalTraining
-from tinysubnets.task import Normalisation, Split, Task
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Split, Task
 
 
 class GDumb(RehearsalLearner):

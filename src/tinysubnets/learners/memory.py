@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tinysubnets import seeds
-from tinysubnets.task import Normalisation, Task
+from tinysubnets.normalisation import Normalisation
+from tinysubnets.task import Task
 
 INSIDE = "memory/"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets.errors import ArtifactError, MismatchError, SettingError, unknown
+from tinysubnets.model_commands.arguments import add_net, add_task, command, own_network
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import nn
 
     from tinysubnets.learners.tsn import TinySubNets
     from tinysubnets.store import SubnetStore
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
 CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
 BAR_WIDTH = 24
-_MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
 
 
 def add_parsers(subparsers: Any) -> None:
     """Add the commands that use saved models."""
-    inspect = _add(subparsers, "inspect", "tasks, banks, sizes and overlaps of a model", _inspect)
+    contents = "tasks, banks, sizes and overlaps of a model"
+    inspect = command(subparsers, "inspect", contents, _inspect)
     inspect.add_argument("--json", action="store_true", help="print plain data instead of tables")
     damage = "check everything in a model file; exit status 1 on damage"
-    _add_net(_add(subparsers, "verify", damage, _verify))
+    add_net(command(subparsers, "verify", damage, _verify))
     _add_predict(subparsers)
     _add_learn(subparsers)
     _add_export(subparsers)
 
 
 def _add_predict(subparsers: Any) -> None:
-    predict = _add(subparsers, "predict", "class names and probabilities for images", _predict)
-    _add_task(predict)
+    predict = command(subparsers, "predict", "class names and probabilities for images", _predict)
+    add_task(predict)
     predict.add_argument("files", nargs="+", metavar="FILE", help="images, or .npz with `inputs`")
     predict.add_argument("--top", type=int, default=1, metavar="N", help="classes to show")
     predict.add_argument("--json", action="store_true", help="print plain data instead of a table")
-    _add_net(predict)
+    add_net(predict)
 
 
 def _add_learn(subparsers: Any) -> None:
-    learn = _add(subparsers, "learn", "add one more task to a model", _learn)
-    _add_task(learn)
+    learn = command(subparsers, "learn", "add one more task to a model", _learn)
+    add_task(learn)
     learn.add_argument(
         "--data", required=True, metavar="FOLDER", help="a folder of images per class, or an .npz"
     )
@@ -60,46 +60,19 @@ def _add_learn(subparsers: Any) -> None:
         help="another value of a setting, as epochs=5 or density=0.2; may be repeated",
     )
     learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    _add_net(learn)
+    add_net(learn)
 
 
 def _add_export(subparsers: Any) -> None:
-    export = _add(subparsers, "export", "one task as ONNX, or .pt2 for torch.export", _export)
-    _add_task(export)
+    export = command(subparsers, "export", "one task as ONNX, or .pt2 for torch.export", _export)
+    add_task(export)
     export.add_argument("out", metavar="OUT.onnx", help="the file to write, .onnx or .pt2")
     export.add_argument("--plain", action="store_true", help="float32 weights instead of codes")
     export.add_argument("--int8", action="store_true", help="static quantization; needs --data")
     export.add_argument(
         "--data", metavar="FOLDER", help="images per class, or .npz, to calibrate and measure with"
     )
-    _add_net(export)
-
-
-def _add(subparsers: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    parser.add_argument("model", metavar="MODEL", help=_MODEL)
-    parser.set_defaults(run=run)
-    assert isinstance(parser, argparse.ArgumentParser)
-    return parser
-
-
-def _add_task(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--task", required=True, metavar="NAME", help="the task's name")
-
-
-def _add_net(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--net", metavar="MODULE:FUNCTION", help="builds your own network, where it is one"
-    )
-
-
-def _network(options: argparse.Namespace) -> nn.Module | None:
-    """The user's own network, named on the command line; never one that a file names."""
-    if options.net is None:
-        return None
-    from tinysubnets import networks
-
-    return networks.build(options.net)
+    add_net(export)
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -119,7 +92,7 @@ def _verify(options: argparse.Namespace) -> int:
     from tinysubnets import artifact
 
     try:
-        checked = artifact.check(options.model, _network(options))
+        checked = artifact.check(options.model, own_network(options))
     except ArtifactError as error:
         if options.net is not None and isinstance(error, MismatchError):
             raise  # the network that was given is wrong, not the file
@@ -140,7 +113,7 @@ def _predict(options: argparse.Namespace) -> int:
 
     from tinysubnets.store import SubnetStore
 
-    store = SubnetStore.load(options.model, _network(options), task=options.task)
+    store = SubnetStore.load(options.model, own_network(options), task=options.task)
     names, inputs = _read_inputs(store, options.task, options.files)
     shares = torch.softmax(store.logits(options.task, inputs), 1)
     classes = store.subnet(options.task).classes
@@ -175,7 +148,7 @@ def _learn(options: argparse.Namespace) -> int:
 
     changes = [_placed(a) for a in options.assignments]
     learner = TinySubNets.resume(
-        options.model, _network(options), device=options.device, changes=changes
+        options.model, own_network(options), device=options.device, changes=changes
     )
     from tinysubnets.data.user_files import read_task
 
@@ -255,7 +228,7 @@ def _export(options: argparse.Namespace) -> int:
         raise SettingError(f"{options.out}: write to a file that ends in .onnx or .pt2.")
     if options.int8 and options.data is None:
         raise SettingError("--int8 needs --data: images per class or .npz to calibrate with.")
-    store = SubnetStore.load(options.model, _network(options), task=options.task)
+    store = SubnetStore.load(options.model, own_network(options), task=options.task)
     if suffix == ".pt2":
         done = export.to_torch(store, options.task, options.out)
         print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tinysubnets import config
-from tinysubnets.data.loaders import DecodedSet, fit
+from tinysubnets.data.images import fit
+from tinysubnets.data.loaders import DecodedSet
 from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import OwnSettings, TaskSource
