@@ -14,10 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tinysubnets.experiments.results import Run, find_runs
 from tinysubnets.report.page import references
 from tinysubnets.report.pictures import comparison, run_figures
 from tinysubnets.report.raster import save_png
-from tinysubnets.runs import Run, find_runs
 
 ROOT = Path(__file__).parent.parent
 METHODS = "tsn,tsn-wr,wsn,packnet,ada-qpacknet,replay,naive,independent"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tinysubnets.experiments.results import Spread
 from tinysubnets.report.axes import log_ticks, short_size, size_text, ticks
 from tinysubnets.report.charts import Curve, Scale, curves, heat_map, spread_out
 from tinysubnets.report.drawing import Drawing, Line, Mark, Picture, Rect, Text
 from tinysubnets.report.raster import encode_png, save_png
 from tinysubnets.report.scatter import Dot, size_scatter
 from tinysubnets.report.theme import DARK, LIGHT, task_colour
-from tinysubnets.runs import Spread
 
 
 def _size(png: bytes) -> tuple[int, int]:

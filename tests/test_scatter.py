@@ -11,7 +11,7 @@ import pytest
 
 import chromium
 from tiny_runs import make_run
-from tinysubnets.learners import METHODS
+from tinysubnets.experiments.methods import METHODS
 from tinysubnets.report import scatter, write_report
 from tinysubnets.report.axes import WIDTH
 from tinysubnets.report.drawing import Drawing, Line, Mark, Text

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import Coded
 from tinysubnets.report.axes import NORMAL, SMALL, WIDTH, Frame, ticks
 from tinysubnets.report.charts import Scale, heat_map
 from tinysubnets.report.drawing import Drawing, Line, Picture, Rect, Text
 from tinysubnets.report.theme import task_colour
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import Coded
 
 WINDOW = (64, 110)  # rows and columns of a layer that are shown, where there are few
 LOW_WINDOW = 32  # rows, where there are many

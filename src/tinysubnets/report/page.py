@@ -8,12 +8,12 @@ from typing import Any
 
 import jinja2
 
+from tinysubnets.experiments.results import Group, Run, Spread, grouped
 from tinysubnets.report import theme
 from tinysubnets.report.axes import size_text
 from tinysubnets.report.drawing import Drawing
 from tinysubnets.report.pictures import Figure, accuracy_over_time, comparison, run_figures
 from tinysubnets.report.scatter import Dot
-from tinysubnets.runs import Group, Run, Spread, grouped
 from tinysubnets.scenarios import SCENARIOS
 from tinysubnets.version import __version__
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tinysubnets.experiments.results import Group, Run, grouped
 from tinysubnets.report.axes import size_text
 from tinysubnets.report.charts import (
     Curve,
@@ -17,7 +18,6 @@ from tinysubnets.report.charts import (
 from tinysubnets.report.drawing import Drawing
 from tinysubnets.report.scatter import Dot, size_scatter
 from tinysubnets.report.theme import NUM_SERIES, PARTS, series, task_colour
-from tinysubnets.runs import Group, Run, grouped
 
 MOST_POINTS = 600  # a curve with more is thinned
 
