@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinysubnets.experiments.results import Group, Run, Spread, grouped
-from tinysubnets.experiments.run_dir import explained
+from tinysubnets.experiments.run_dir import friendly_os_errors
 from tinysubnets.model.size import worked_example_bits
 from tinysubnets.paper import measures, notes
 from tinysubnets.paper import numbers as paper
@@ -183,7 +183,7 @@ def _save(drawing: Drawing, out: Path, stem: str) -> None:
     """Write a picture as SVG, and as PNG where matplotlib is there."""
     from tinysubnets.report.raster import save_png
 
-    with explained(out):
+    with friendly_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{stem}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
         with contextlib.suppress(ImportError):

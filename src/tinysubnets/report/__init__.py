@@ -35,7 +35,7 @@ def write_report(
             "Install it with: pip install 'tinysubnets[report]'"
         ) from error
     from tinysubnets.experiments.results import find_runs
-    from tinysubnets.experiments.run_dir import explained, replace_file
+    from tinysubnets.experiments.run_dir import friendly_os_errors, replace_file
     from tinysubnets.report.page import build
     from tinysubnets.report.raster import save_png
 
@@ -45,7 +45,7 @@ def write_report(
     page = _page_path(folders[0] if out is None else out)
     text, figures = build(find_runs(folders))
     pictures = page.parent / PICTURES
-    with explained(page.parent):
+    with friendly_os_errors(page.parent):
         pictures.mkdir(parents=True, exist_ok=True)
         for name, drawing in figures.items():
             (pictures / f"{name}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")

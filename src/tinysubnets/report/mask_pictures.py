@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import Coded
+from tinysubnets.model.subnet import CodebookTensor
 from tinysubnets.report.axes import NORMAL, SMALL, WIDTH, Frame, ticks
 from tinysubnets.report.charts import Scale, heat_map
 from tinysubnets.report.drawing import Drawing, Line, Picture, Rect, Text
@@ -165,7 +165,7 @@ def codebooks(store: SubnetStore) -> Drawing:
     return drawing
 
 
-def _histogram(drawing: Drawing, top: float, name: str, coded: Coded) -> None:
+def _histogram(drawing: Drawing, top: float, name: str, coded: CodebookTensor) -> None:
     edges, heights, marks = _bars(coded)
     reach = max(abs(edges[0]), abs(edges[-1])) or 1.0
     frame = Frame(0, top + 28, WIDTH, top + 92, (-reach, reach), (0, max(heights) * 1.02))
@@ -185,7 +185,7 @@ def _histogram(drawing: Drawing, top: float, name: str, coded: Coded) -> None:
         drawing.add(Text(frame.x(value), top + 113, f"{value:g}", SMALL - 1, "soft", "middle"))
 
 
-def _bars(coded: Coded) -> tuple[list[float], list[float], list[float]]:
+def _bars(coded: CodebookTensor) -> tuple[list[float], list[float], list[float]]:
     """Edges and heights of the bars, and the centres; a centre's bar ends midway to the next."""
     values = coded.values.double()
     if coded.codes is None or len(values) < 2:

@@ -69,7 +69,7 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     if len(groups) > 1:
         methods = len({g.method for g in groups})
         kinds = f"{methods} methods" if methods > 1 else f"{len(groups)} recipes"
-        settings = ", ".join(dict.fromkeys(run.setting for run in runs))
+        settings = ", ".join(dict.fromkeys(run.scenario_type for run in runs))
         return f"{kinds} compared in {len(runs)} runs, {tasks} each, {settings}."
     accuracy = groups[0].spread(lambda r: r.metric("average_accuracy"))
     shown = f"{accuracy.mean * 100:.1f} % mean accuracy" if accuracy else "no accuracy"
@@ -132,7 +132,7 @@ def comparison_table(groups: Sequence[Group]) -> list[dict[str, str]]:
             {
                 "method": group.method,
                 "recipe": group.label,
-                "setting": group.runs[0].setting,
+                "setting": group.runs[0].scenario_type,
                 "runs": str(len(group.runs)),
                 "accuracy": show(group.spread(lambda r: r.metric("average_accuracy")), 2, 100),
                 "backward": show(group.spread(lambda r: r.metric("backward_transfer")), 2, 100),
@@ -154,13 +154,13 @@ def _section(group: Group) -> dict[str, Any]:
     run = group.runs[0]
     figures: list[Figure] = run_figures(run)
     recipe = group.recipe.replace("/", "-").removesuffix(".toml")
-    setting = run.setting.removesuffix("-incremental")
+    setting = run.scenario_type.removesuffix("-IL")
     # The task is known unless a method is named with another setting, as `tsn compare` does.
     method = group.method if setting == "task" else f"{group.method}:{setting}"
     return {
         "heading": method,
         "slug": f"{group.scenario}-{method.replace(':', '-')}-{recipe}",
-        "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.setting}",
+        "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.scenario_type}",
         "figures": figures,
         "tasks": [_task_row(i, t) for i, t in enumerate(run.tasks, 1)],
         "notes": [str(n) for n in run.result.get("notes") or []],

@@ -216,8 +216,8 @@ def _names(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         same = [g for g in groups if g.method == group.method]
         parts = [group.method]
-        if len({g.runs[0].setting for g in groups}) > 1:
-            parts.append(group.runs[0].setting.removesuffix("-incremental"))
+        if len({g.runs[0].scenario_type for g in groups}) > 1:
+            parts.append(group.runs[0].scenario_type.removesuffix("-IL"))
         if len({g.recipe for g in same}) > 1:
             parts.append(group.recipe)
         names.append(", ".join(parts))
