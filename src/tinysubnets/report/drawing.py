@@ -133,7 +133,7 @@ class Drawing:
 
         edge, width, height = _number(-MARGIN), self.width + 2 * MARGIN, self.height + 2 * MARGIN
         size = f'width="{_number(width)}" height="{_number(height)}"'
-        ground = f'<rect x="{edge}" y="{edge}" {size} fill="var(--surface)"/>'
+        ground = f'<rect x="{edge}" y="{edge}" {size} rx="12" fill="var(--surface)"/>'
         body = "\n".join((ground, *self._shapes))
         body = re.sub(r'\b(fill|stroke)="var\(--([\w-]+)\)"', written_out, body)
         dark = " ".join(f"[data-{k}={n}] {{ {k}: {DARK[n]} }}" for k, n in sorted(used))
