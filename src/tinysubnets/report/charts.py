@@ -350,7 +350,7 @@ def _scatter_frame(dots: Sequence[Dot], height: float, top: float) -> Frame:
 # Labels of a scatter. Boxes are left, top, right, bottom; marks are x, y, radius. What is wrong
 # with a place is counted in pixels that a label would rather be farther off.
 _ON_LABEL, _ON_MARK = 4000.0, 900.0
-_LINE_ON_LABEL, _LINE_ON_LINE, _LINE_ON_MARK = 140.0, 70.0, 60.0
+_LINE_ON_LABEL, _LINE_ON_MARK = 140.0, 60.0
 _BESIDE = ((4.0, 0), (4.0, 8), (2.0, 12), (2.0, 4))  # gap and sixteenths of a turn; best first
 _RINGS = (14.0, 24.0, 36.0, 50.0, 66.0, 84.0, 104.0, 128.0)
 
@@ -412,7 +412,7 @@ def _between(one: Place, two: Place) -> float:
     if overlap(one.box, two.box):
         return _ON_LABEL
     struck = _meets(one.start, one.end, two.box) + _meets(two.start, two.end, one.box)
-    return _LINE_ON_LABEL * struck + _LINE_ON_LINE * _cross(one, two)
+    return _LINE_ON_LABEL * struck
 
 
 def _choices(owner: Mark, w: float, marks: Sequence[Mark], region: Box) -> list[Place]:
@@ -456,13 +456,3 @@ def _meets(start: Point, end: Point, box: Box) -> bool:
             near, far = sorted(((low - place) / step, (high - place) / step))
             first, last = max(first, near), min(last, far)
     return first < last
-
-
-def _cross(one: Place, two: Place) -> bool:
-    """Whether the lines of two places cross."""
-
-    def side(a: Point, b: Point, c: Point) -> float:
-        return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
-
-    (_, a, b, _), (_, c, d, _) = one, two
-    return side(a, b, c) * side(a, b, d) < 0 and side(c, d, a) * side(c, d, b) < 0
