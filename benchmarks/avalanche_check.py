@@ -24,10 +24,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from tinysubnets.architecture import Architecture
-from tinysubnets.learners import build
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.task import Task
+from tinysubnets.experiments.methods import build
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Task
 
 OPERATORS = (
     "roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool "

@@ -15,8 +15,11 @@ import argparse
 import numpy as np
 import torch
 
-from tinysubnets import learners, plan, recipe, scenarios
-from tinysubnets.task import Task
+from tinysubnets import scenarios
+from tinysubnets.experiments import methods as learners
+from tinysubnets.experiments import recipe
+from tinysubnets.experiments import recipe as plan
+from tinysubnets.tasks.task import Task
 
 STRENGTHS = {
     "si": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0),

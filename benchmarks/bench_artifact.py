@@ -21,12 +21,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tinysubnets import artifact, networks
-from tinysubnets.architecture import Architecture
+from tinysubnets import format as artifact
+from tinysubnets import networks
 from tinysubnets.coding.masks import xor_entropy_bits
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import Coded, Subnet
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import Coded, Subnet
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.normalization import Normalisation
 
 NETWORK = {"width": 64, "stem": "7x7"}
 LIMITS = {"save_seconds": 2.0, "load_one_seconds": 1.0, "memory_ratio": 3.0}

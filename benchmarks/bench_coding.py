@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from tinysubnets.coding.bits import packed_size
 from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.coding.masks import decode_mask, encode_mask, xor_entropy_bits
-from tinysubnets.coding.packing import packed_size
-from tinysubnets.coding.seven_tasks import seven_tasks_size
+from tinysubnets.coding.seven_task_huffman import seven_tasks_size
 
 DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 CHAINS = ((0.05, 0.02), (0.1, 0.03), (0.1, 0.1), (0.3, 0.05), (0.5, 0.1), (0.5, 0.5))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tinysubnets import codebook
+from tinysubnets.nn import codebook
 
 
 def against_sklearn(count: int = 1_000_000, k: int = 16) -> dict[str, Any]:

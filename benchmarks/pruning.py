@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.steps import lesson_of
-from tinysubnets.learners.compress import Compressor
+from tinysubnets.method.compress import Compressor
 
 EPOCHS = 50
 

@@ -10,15 +10,14 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
+from tinysubnets.stacked import StackedTraining
 from torch import nn
 from torch.nn import functional
 
 from tinysubnets import networks
-from tinysubnets.architecture import Architecture
-from tinysubnets.learners.lesson import Lesson
-from tinysubnets.learners.tsn import TinySubNets
-from tinysubnets.stacked import StackedTraining
-from tinysubnets.task import Task
+from tinysubnets.method.learner import Lesson, TinySubNets
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import Task
 
 SHAPES = {"mlp": (1, 28, 28), "alexnet": (3, 32, 32), "resnet18": (3, 32, 32)}
 

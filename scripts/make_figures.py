@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tinysubnets.experiments.results import Run, find_runs
 from tinysubnets.report import figures
-from tinysubnets.runs import Run, find_runs
 
 ROOT = Path(__file__).parent.parent
 METHODS = "tsn,tsn-wr,wsn,packnet,ada-qpacknet,replay,naive,independent"

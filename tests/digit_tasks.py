@@ -8,8 +8,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 from torch import nn
 
-from tinysubnets.architecture import Architecture
-from tinysubnets.task import Task
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import Task
 
 NUM_TRAIN = 700
 

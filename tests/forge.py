@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tinysubnets.artifact import ModelFile
-from tinysubnets.artifact.container import COMMON, KINDS, assemble
+from tinysubnets.format import ModelFile
+from tinysubnets.format.container import COMMON, KINDS, assemble
 
 Sections = dict[str, list[bytes]]
 Change = Callable[[dict[str, Any], Sections], None]

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 import models
-from tinysubnets.artifact import folder
-from tinysubnets.store import SubnetStore
+from tinysubnets.format import folder
+from tinysubnets.model.store import SubnetStore
 
 RANDOM_KILLS = 40
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tinysubnets.errors import ArtifactError
-from tinysubnets.store import SubnetStore
+from tinysubnets.model.store import SubnetStore
 
 
 def memory_bytes(line: str) -> int:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets import networks
-from tinysubnets.architecture import Architecture
-from tinysubnets.divergence import Statistics
-from tinysubnets.masks import top_k_segments
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.start import Origin, initial_scores
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import BankDecision, Coded, Sample, Subnet, code
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import BankDecision, Coded, Sample, Subnet, code
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.init import Origin, initial_scores
+from tinysubnets.nn.topk import top_k_segments
+from tinysubnets.tasks.divergence import Statistics
+from tinysubnets.tasks.normalization import Normalisation
 
 SETTINGS: dict[str, Any] = {"tsn": {"seed": 7, "scale": "kaiming"}}
 

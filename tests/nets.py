@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.architecture import Architecture
-from tinysubnets.learners.tsn import TinySubNets
-from tinysubnets.task import Task
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import Task
 
 VOCABULARY = 12
 

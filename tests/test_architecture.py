@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nets import NETWORKS, Encoder, Residual, TiedEmbedding, learner, mlp, stack, task
-from tinysubnets.architecture import Architecture, Specification
 from tinysubnets.errors import ArchitectureError
-from tinysubnets.layout import Layout
 from tinysubnets.networks import build
-from tinysubnets.start import Origin, starting_point
+from tinysubnets.nn.architecture import Architecture, Specification
+from tinysubnets.nn.init import Origin, starting_point
+from tinysubnets.nn.layout import Layout
 
 
 def names(specifications: Any) -> list[str]:

@@ -16,14 +16,15 @@ from torch import nn
 
 import models
 from nets import NETWORKS, data, learner, mlp, task
-from tinysubnets import artifact, networks
-from tinysubnets.architecture import Architecture
-from tinysubnets.artifact.reader import _Walk
-from tinysubnets.capacity import Entry
+from tinysubnets import format as artifact
+from tinysubnets import networks
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError, MismatchError, TaskError
-from tinysubnets.learners.tsn import TinySubNets
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import Coded, Subnet
+from tinysubnets.format.io import _Walk
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.size import Entry
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import Coded, Subnet
+from tinysubnets.nn.architecture import Architecture
 
 
 def assert_same(one: SubnetStore, two: SubnetStore) -> None:

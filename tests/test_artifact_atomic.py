@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import models
-from tinysubnets.artifact import FILE_NAME, folder
-from tinysubnets.store import SubnetStore
+from tinysubnets.format import FILE_NAME, folder
+from tinysubnets.model.store import SubnetStore
 
 HERE = Path(__file__).parent
 
@@ -80,7 +80,7 @@ def test_of_two_writers_at_once_one_is_refused(tmp_path: Path) -> None:
     models.store(tasks=1).save(tmp_path)
     writer = (
         "import sys, models\n"
-        "from tinysubnets.store import SubnetStore\n"
+        "from tinysubnets.model.store import SubnetStore\n"
         "from tinysubnets.errors import ConflictError\n"
         "store = SubnetStore.load(sys.argv[1])\n"
         "models.add_task(store, int(sys.argv[2]))\n"

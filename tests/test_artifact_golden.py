@@ -9,7 +9,7 @@ import pytest
 
 import models
 import plain_reader
-from tinysubnets.store import SubnetStore
+from tinysubnets.model.store import SubnetStore
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "format1.json").read_text())

@@ -18,12 +18,13 @@ import torch
 
 import models
 from forge import Sections, forged, opened
-from tinysubnets import artifact
-from tinysubnets.artifact import ModelFile, read_contents
-from tinysubnets.artifact.container import KINDS, MAX_HEADER_BYTES
+from tinysubnets import format as artifact
+from tinysubnets.baselines.base import save_dense
+from tinysubnets.coding import byte_io
 from tinysubnets.errors import ArtifactError, DamageError, FormatError, MismatchError
-from tinysubnets.learners.dense_file import save_dense
-from tinysubnets.store import SubnetStore
+from tinysubnets.format import ModelFile, read_contents
+from tinysubnets.format.container import KINDS, MAX_HEADER_BYTES
+from tinysubnets.model.store import SubnetStore
 
 LARGE = 100 << 20  # bytes: what no file of some kilobytes may cost
 
@@ -284,7 +285,7 @@ def deflated(text: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    out = artifact.wire.Writer()
+    out = byte_io.Writer()
     out.varint(value)
     return out.bytes()
 

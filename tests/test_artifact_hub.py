@@ -12,7 +12,7 @@ import pytest
 
 import models
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError, SettingError
-from tinysubnets.store import SubnetStore
+from tinysubnets.model.store import SubnetStore
 
 
 class EntryNotFoundError(Exception):

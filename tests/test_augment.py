@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tinysubnets.augment import Augmentation, augment, crop, flip, shift
 from tinysubnets.errors import SettingError
+from tinysubnets.tasks.augment import Augmentation, augment, crop, flip, shift
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -9,13 +9,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from digit_tasks import accuracy, backward_transfer, permuted, run, small_net, split
-from tinysubnets import learners
-from tinysubnets.architecture import Architecture
+from tinysubnets.baselines.base import DenseLearner, load_dense
 from tinysubnets.errors import CapacityError, CapacityWarning, SettingError, TaskError
-from tinysubnets.learners.dense import DenseLearner
-from tinysubnets.learners.dense_file import load_dense
-from tinysubnets.metrics import Probe, measure_row
-from tinysubnets.task import Task
+from tinysubnets.experiments import methods as learners
+from tinysubnets.experiments.metrics import Probe, measure_row
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import Task
 
 METHODS = list(learners.METHODS)
 FORGET_FREE = ["tsn", "tsn-wr", "tsn-wr-wpp", "wsn", "packnet", "ada-qpacknet", "independent"]

@@ -12,27 +12,33 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from digit_tasks import permuted, small_net, split
-from tinysubnets.architecture import Architecture
-from tinysubnets.dense_module import DenseModule, Outputs
-from tinysubnets.learners.ada_qpacknet import AdaQPackNetSettings, shrunk
-from tinysubnets.learners.cumulative import Cumulative
-from tinysubnets.learners.cwr import merged
-from tinysubnets.learners.dense_training import DenseTraining
-from tinysubnets.learners.ewc import EWC, _mapped, _one_by_one, fisher
-from tinysubnets.learners.gem import (
+from tinysubnets.baselines.base import DenseTraining
+from tinysubnets.baselines.cwr import merged
+from tinysubnets.baselines.gem import (
     GEM,
     averaged_projection,
     nonnegative_minimum,
     projection,
 )
-from tinysubnets.learners.lwf import LwF, LwFModule, distillation
-from tinysubnets.learners.packnet import PackNet
-from tinysubnets.learners.replay import Replay
-from tinysubnets.learners.si import SI, SIModule, SITraining, consolidated
-from tinysubnets.learners.wsn import WSN
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.task import Split, Task
-from tinysubnets.training_settings import TrainingSettings
+from tinysubnets.baselines.joint import Cumulative
+from tinysubnets.baselines.lwf import LwF, LwFModule, distillation
+from tinysubnets.baselines.masked import WSN, AdaQPackNetSettings, PackNet, shrunk
+from tinysubnets.baselines.regularization import (
+    EWC,
+    SI,
+    SIModule,
+    SITraining,
+    _mapped,
+    _one_by_one,
+    consolidated,
+    fisher,
+)
+from tinysubnets.baselines.replay import Replay
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.dense import DenseModule, Outputs
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Split, Task
+from tinysubnets.training.settings import TrainingSettings
 
 TRAINING = {"epochs": 2, "batch_size": 64}
 

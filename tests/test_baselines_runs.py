@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from run_helpers import numbers, small_options
-from tinysubnets import learners, recipe
-from tinysubnets.experiment import Experiment
-from tinysubnets.plan import Plan
-from tinysubnets.run_folder import RunFolder
+from tinysubnets.experiments import methods as learners
+from tinysubnets.experiments import recipe
+from tinysubnets.experiments.recipe import Plan
+from tinysubnets.experiments.run import Experiment
+from tinysubnets.experiments.run_dir import RunFolder
 
 BASELINES = [m for m in learners.METHODS if not m.startswith("tsn")]
 ONE_HEAD = ("naive", "cumulative", "replay", "gdumb", "gem", "a-gem", "ewc", "si", "lwf")

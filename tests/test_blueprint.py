@@ -14,8 +14,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from nets import NETWORKS, Residual, TiedEmbedding, mlp, stack, task
-from tinysubnets.architecture import Architecture
-from tinysubnets.blueprint import Blueprint
+from tinysubnets.nn.architecture import Architecture, Blueprint
 
 
 def tensors_of(net: nn.Module, factor: float = 1.0) -> dict[str, Tensor]:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+import paper_words as words
 from nets import NETWORKS, data, learner, mlp, task
-from tinysubnets import capacity, words
-from tinysubnets.capacity import Entry, entropy_bits, ledger_of, worked_example_bits
+from paper_words import decode, encode, owners
 from tinysubnets.errors import CapacityError, CapacityWarning, FormatError
-from tinysubnets.words import decode, encode, owners
+from tinysubnets.model import size as capacity
+from tinysubnets.model.size import Entry, entropy_bits, ledger_of, worked_example_bits
 
 
 def test_docstring_examples() -> None:
@@ -177,7 +178,7 @@ def test_a_full_bank_still_learns_by_its_mask() -> None:
 
 
 def _full_bank(learn: object) -> object:
-    from tinysubnets.bank import Bank
+    from tinysubnets.model.bank import Bank
 
     layout = learn.store.layout  # type: ignore[attr-defined]
     bank = Bank(layout)

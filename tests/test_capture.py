@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from nets import learner, task
-from tinysubnets.capture import Recorded, recording
-from tinysubnets.training import Training
+from tinysubnets.training.cuda_graphs import Recorded, recording
+from tinysubnets.training.loop import Training
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

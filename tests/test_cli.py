@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 
 from run_helpers import numbers, small_options, tsn
-from tinysubnets import compare, compare_commands, learners, recipe, run_commands, scenarios
+from tinysubnets import scenarios
 from tinysubnets.cli import main
+from tinysubnets.commands import compare as compare_commands
+from tinysubnets.commands import run as run_commands
 from tinysubnets.errors import SettingError
+from tinysubnets.experiments import compare, recipe
+from tinysubnets.experiments import methods as learners
 
 HEAVY = "{'torch', 'sklearn', 'pyarrow', 'PIL', 'matplotlib', 'jinja2', 'huggingface_hub', 'rich'}"
 
@@ -164,7 +168,7 @@ def test_tensorboard_reads_every_epoch(tmp_path: Path) -> None:
 def test_a_stopped_run_has_its_epochs_in_tensorboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinysubnets.experiment import Experiment
+    from tinysubnets.experiments.run import Experiment
 
     def failing(self: Experiment) -> None:
         raise RuntimeError("something unforeseen")
@@ -193,7 +197,7 @@ def test_resume_after_the_result_tidies_up_and_writes_the_report(
 def test_out_of_memory_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinysubnets.experiment import Experiment
+    from tinysubnets.experiments.run import Experiment
 
     def full(self: Experiment, *_: object) -> None:
         raise MemoryError

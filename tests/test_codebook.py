@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinysubnets import codebook, refresh
 from tinysubnets.errors import SettingError
+from tinysubnets.nn import codebook
+from tinysubnets.nn import codebook as refresh
 
 KINDS = ["gaussian", "laplace", "gapped"]
 

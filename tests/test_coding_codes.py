@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinysubnets.coding.bits import huffman_encode, pack_codes
 from tinysubnets.coding.codes import decode_codes, encode_codes
-from tinysubnets.coding.huffman import huffman_encode
-from tinysubnets.coding.packing import pack_codes
-from tinysubnets.coding.seven_tasks import (
+from tinysubnets.coding.seven_task_huffman import (
     code_lengths,
     decode_seven_tasks,
     encode_seven_tasks,

@@ -11,14 +11,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tinysubnets.coding.bitmask_codecs import (
+    decode_flips,
+    encode_flips,
+    find_flips,
+    gap_huffman_encode,
+    gaps_of,
+    rice_encode,
+)
+from tinysubnets.coding.bits import (
+    huffman_decode,
+    huffman_encode,
+    pack_codes,
+    unpack_bits,
+    unpack_codes,
+)
 from tinysubnets.coding.codes import decode_codes, encode_codes
-from tinysubnets.coding.flips import decode_flips, encode_flips, find_flips
-from tinysubnets.coding.gaps import gap_huffman_encode, gaps_of
-from tinysubnets.coding.huffman import huffman_decode, huffman_encode
 from tinysubnets.coding.masks import decode_mask, encode_mask
-from tinysubnets.coding.packing import pack_codes, unpack_bits, unpack_codes
-from tinysubnets.coding.rice import rice_encode
-from tinysubnets.coding.seven_tasks import decode_seven_tasks, encode_seven_tasks
+from tinysubnets.coding.seven_task_huffman import decode_seven_tasks, encode_seven_tasks
 from tinysubnets.errors import DamageError
 
 COUNT = 600

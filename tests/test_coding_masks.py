@@ -7,13 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinysubnets.coding import flips as flips_module
-from tinysubnets.coding.flips import decode_flips, encode_flips, find_flips
-from tinysubnets.coding.gaps import gap_huffman_encode, gaps_of
-from tinysubnets.coding.huffman import huffman_encode
+from tinysubnets.coding import bitmask_codecs
+from tinysubnets.coding.bitmask_codecs import (
+    decode_flips,
+    encode_flips,
+    find_flips,
+    gap_huffman_encode,
+    gaps_of,
+    rice_encode,
+)
+from tinysubnets.coding.bits import huffman_encode, pack_bits
 from tinysubnets.coding.masks import decode_mask, encode_mask, xor_entropy_bits
-from tinysubnets.coding.packing import pack_bits
-from tinysubnets.coding.rice import rice_encode
 from tinysubnets.errors import DamageError, SettingError
 
 masks_strategy = st.lists(st.booleans(), max_size=200).map(lambda values: np.array(values, bool))
@@ -213,5 +217,5 @@ def test_dense_gap_codes_are_avoided_for_small_gains(monkeypatch):
     assert encode_flips(flips)[0] == 1
     assert encode_flips(short)[0] & 7 == 3  # its byte-Huffman table is too large
     assert encode_flips(random_mask(50_000, 0.3))[0] == 1
-    monkeypatch.setattr(flips_module, "_WORTH", 1)
+    monkeypatch.setattr(bitmask_codecs, "_WORTH", 1)
     assert encode_flips(flips)[0] & 7 == 2

@@ -9,17 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinysubnets.coding.flips import find_flips
-from tinysubnets.coding.gaps import best_gap_shift, gap_huffman_decode, gap_huffman_encode, gaps_of
-from tinysubnets.coding.huffman import huffman_decode, huffman_decode_prefix, huffman_encode
-from tinysubnets.coding.packing import (
+from tinysubnets.coding.bitmask_codecs import (
+    best_gap_shift,
+    best_rice_shift,
+    find_flips,
+    gap_huffman_decode,
+    gap_huffman_encode,
+    gaps_of,
+    rice_decode,
+    rice_encode,
+    rice_size,
+)
+from tinysubnets.coding.bits import (
+    huffman_decode,
+    huffman_decode_prefix,
+    huffman_encode,
     pack_bits,
     pack_codes,
     packed_size,
     unpack_bits,
     unpack_codes,
 )
-from tinysubnets.coding.rice import best_rice_shift, rice_decode, rice_encode, rice_size
 from tinysubnets.errors import DamageError, SettingError
 
 positions_strategy = st.lists(st.integers(0, 5000), unique=True, max_size=300).map(

@@ -9,8 +9,8 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from nets import learner, mlp, task
-from tinysubnets import training
-from tinysubnets.training import loss_of
+from tinysubnets.training import loop as training
+from tinysubnets.training.loop import loss_of
 
 # The compiler itself instantiates autograd functions, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tinysubnets.data import cache
+from tinysubnets.datasets import cache
 from tinysubnets.errors import DataError
 
 SPEC = {"form": ["L", 2, 2]}
@@ -166,7 +166,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from tinysubnets.data import cache
+from tinysubnets.datasets import cache
 folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
 def build(target):
     with open(folder / "log", "a") as log:

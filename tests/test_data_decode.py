@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from data_files import encode, mnist_like, pixels, write_parquet
-from tinysubnets.data import decode, worker
-from tinysubnets.data.images import Form, decode_image
-from tinysubnets.data.loaders import DecodedSet, load
+from tinysubnets.datasets import decode, worker
+from tinysubnets.datasets.images import Form, decode_image
+from tinysubnets.datasets.loaders import DecodedSet, load
 from tinysubnets.errors import DataError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_files import mnist_like
-from tinysubnets.data import catalog, hub
+from tinysubnets.datasets import catalog, hub
 from tinysubnets.errors import DataError, SettingError
 
 PATTERN = ("mnist/train-*.parquet",)
@@ -115,7 +115,7 @@ def test_message_says_what_is_missing_and_both_ways_to_provide_it(
 
 def test_offline_mode_of_the_hub_is_respected(tmp_path: Path) -> None:
     code = (
-        "from tinysubnets.data import hub\n"
+        "from tinysubnets.datasets import hub\n"
         "try:\n    hub.locate('ylecun/mnist', ('mnist/train-*.parquet',))\n"
         "except hub.DataError as e:\n    print(e)\n"
     )
@@ -189,7 +189,7 @@ def test_names_of_sets_and_repositories() -> None:
 
 def test_catalogue_needs_no_heavy_import() -> None:
     code = (
-        "import sys; from tinysubnets.data import catalog; catalog.available('mnist'); "
+        "import sys; from tinysubnets.datasets import catalog; catalog.available('mnist'); "
         "heavy = {'torch', 'pyarrow', 'PIL', 'numpy', 'huggingface_hub'} & set(sys.modules); "
         "assert not heavy, heavy"
     )

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from data_files import encode, mnist_like, pixels
-from tinysubnets.data.images import fit
-from tinysubnets.data.loaders import load, load_folder, load_npz
+from tinysubnets.datasets.images import fit
+from tinysubnets.datasets.loaders import load, load_folder, load_npz
 from tinysubnets.errors import DataError, SettingError
 
 
@@ -30,7 +30,7 @@ def test_second_load_reads_the_cache_without_pyarrow(tmp_path: Path) -> None:
     images = mnist_like(tmp_path)
     first = load("mnist", root=tmp_path, cache=tmp_path / "cache")
     code = (
-        "import sys; from tinysubnets.data.loaders import load; "
+        "import sys; from tinysubnets.datasets.loaders import load; "
         f"d = load('mnist', root={str(tmp_path)!r}, cache={str(tmp_path / 'cache')!r}); "
         "assert not {'pyarrow', 'PIL', 'torch'} & set(sys.modules); "
         "print(d.checksum, d.inputs.sum())"
@@ -195,7 +195,7 @@ def test_fit_frames_and_repeats() -> None:
 
 def test_fit_makes_colours_grey_as_decoding_does(monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
-    monkeypatch.setattr("tinysubnets.data.images._GREY_BATCH", 2)
+    monkeypatch.setattr("tinysubnets.datasets.images._GREY_BATCH", 2)
     colour = pixels(5, (3, 8, 6))
     expected = [np.asarray(image.fromarray(c.transpose(1, 2, 0)).convert("L")) for c in colour]
     assert np.array_equal(fit(colour, 1, 8)[:, 0, :, 1:7], np.stack(expected))

@@ -11,9 +11,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from tinysubnets import divergence as module
-from tinysubnets.divergence import Statistics, divergence, summarise
 from tinysubnets.errors import TaskError
+from tinysubnets.tasks import divergence as module
+from tinysubnets.tasks.divergence import Statistics, divergence, summarise
 
 DIGITS = torch.from_numpy(load_digits().images * 15).to(torch.uint8)[:, None]
 

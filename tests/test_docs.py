@@ -92,5 +92,5 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         place = "index.html" if path.stem == "index" else f"{path.stem}/index.html"
         assert "<h1" in (tmp_path / place).read_text(encoding="utf-8")
     reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
-    assert 'id="tinysubnets.learners.tsn.TinySubNets"' in reference
+    assert 'id="tinysubnets.method.learner.TinySubNets"' in reference
     assert "split-cifar100" in (tmp_path / "measured" / "index.html").read_text(encoding="utf-8")

@@ -15,13 +15,16 @@ import pytest
 import torch
 
 from run_helpers import SMALL, epochs, numbers
-from tinysubnets import display, metrics, recipe, run_folder, scenarios
+from tinysubnets import scenarios
 from tinysubnets.errors import RunError, SettingError
-from tinysubnets.experiment import Experiment, Finished, Note, TaskBegun, TaskLearned
-from tinysubnets.plan import Plan
-from tinysubnets.run_folder import RunFolder
-from tinysubnets.store import SubnetStore
-from tinysubnets.training import EpochReport
+from tinysubnets.experiments import metrics, recipe
+from tinysubnets.experiments import progress as display
+from tinysubnets.experiments import run_dir as run_folder
+from tinysubnets.experiments.recipe import Plan
+from tinysubnets.experiments.run import Experiment, Finished, Note, TaskBegun, TaskLearned
+from tinysubnets.experiments.run_dir import RunFolder
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.training.loop import EpochReport
 
 
 def small(name: str = "permuted-digits", *more: str, method: str | None = None) -> Plan:

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import models
-from tinysubnets import export, networks
-from tinysubnets.architecture import Architecture
+from tinysubnets import networks
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
-from tinysubnets.export.codes import pack_weights
-from tinysubnets.export.formats import OPSET
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import Coded, Sample, Subnet, code
+from tinysubnets.format import onnx as export
+from tinysubnets.format.onnx import OPSET, pack_weights
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import Coded, Sample, Subnet, code
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.normalization import Normalisation
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

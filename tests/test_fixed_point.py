@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from tinysubnets.architecture import Architecture
 from tinysubnets.errors import SettingError
-from tinysubnets.fixed_point import Grid, best_grid, fixed_point_accuracy, rounded_tensors
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import Subnet, code
-from tinysubnets.task import Split
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import Subnet, code
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.paper.fixed_point import Grid, best_grid, fixed_point_accuracy, rounded_tensors
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Split
 
 
 def test_a_grid_rounds_and_saturates() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from nets import NETWORKS, data, learner, mlp, stack, task
 from tinysubnets.errors import CapacityWarning
-from tinysubnets.learners.tsn import TinySubNets
+from tinysubnets.method.learner import TinySubNets
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd", "learning_rate": 0.1},

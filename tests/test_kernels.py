@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from tinysubnets import masks
+from tinysubnets.nn import topk as masks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -66,7 +66,7 @@ def test_kernels_respect_what_is_allowed() -> None:
 def test_hints_never_change_what_is_selected(
     kind: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_module("tinysubnets.kernels.select")  # not the function of that name
+    module = import_module("tinysubnets.kernels.topk")  # not the function of that name
 
     monkeypatch.setattr(module, "LONG", 0)
     bounds = [(0, 1, 1), (1, 3000, 700), (3000, 3003, 0), (3003, 9000, 5997), (9000, 30_001, 9)]
@@ -93,22 +93,22 @@ def test_hints_never_change_what_is_selected(
 
 @needs_triton
 def test_a_good_hint_ends_the_search_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tinysubnets.kernels import near
+    from tinysubnets.kernels import topk_window
 
-    module = import_module("tinysubnets.kernels.select")  # not the function of that name
+    module = import_module("tinysubnets.kernels.topk")  # not the function of that name
 
     monkeypatch.setattr(module, "LONG", 0)
     values = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(4))
     bounds = [(0, 20_000, 1000)]
     hints = torch.full((1, 1), float(values.topk(1000).values[0, -1]) * 1.005).to(DEVICE)
     ended: list[int] = []
-    search = near.search_
+    search = topk_window.search_
 
     def spy(*args: object) -> None:
         search(*args)  # type: ignore[arg-type]
         ended.append(int(args[3][0, 3]))  # type: ignore[index]
 
-    monkeypatch.setattr(near, "search_", spy)
+    monkeypatch.setattr(topk_window, "search_", spy)
     mask, _ = module.select(values.to(DEVICE), bounds, None, hints)
     assert ended == [1] and torch.equal(mask.cpu(), reference(values, bounds))
 
@@ -117,10 +117,10 @@ def test_a_good_hint_ends_the_search_before_it_begins(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("quantized", [True, False])
 def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> None:
     from tinysubnets import kernels
-    from tinysubnets.architecture import Specification
-    from tinysubnets.codebook import lookup_of, snap
-    from tinysubnets.layout import Layout
-    from tinysubnets.task_module import EffectiveWeights
+    from tinysubnets.nn.architecture import Specification
+    from tinysubnets.nn.codebook import lookup_of, snap
+    from tinysubnets.nn.layout import Layout
+    from tinysubnets.nn.masked import EffectiveWeights
 
     layout = Layout([Specification("a", (70, 90)), Specification("b", (50, 333))])
     generator = torch.Generator().manual_seed(0)
@@ -151,7 +151,7 @@ def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> No
 
 def bins_of_three_codebooks() -> tuple:
     """Values, what is kept, segments, extent, counts and sums; one codebook has no value."""
-    from tinysubnets import refresh
+    from tinysubnets.nn import codebook as refresh
 
     generator = torch.Generator().manual_seed(5)
     segments = [(0, 5000), (5000, 5010), (5010, 30_000)]
@@ -164,7 +164,8 @@ def bins_of_three_codebooks() -> tuple:
 
 @needs_triton
 def test_histograms_by_kernels_equal_the_plain_ones() -> None:
-    from tinysubnets import kernels, refresh
+    from tinysubnets import kernels
+    from tinysubnets.nn import codebook as refresh
 
     flat, keep, segments, extent, count, total = bins_of_three_codebooks()
     for mine, plain in zip(kernels.extent(flat, keep, segments), extent, strict=True):
@@ -199,7 +200,8 @@ def test_the_extent_of_many_tiles_and_of_none(monkeypatch: pytest.MonkeyPatch) -
 
 @needs_triton
 def test_lloyd_steps_by_a_kernel_equal_the_plain_ones() -> None:
-    from tinysubnets import kernels, refresh
+    from tinysubnets import kernels
+    from tinysubnets.nn import codebook as refresh
 
     *_, count, total = bins_of_three_codebooks()
     old = refresh._divide(count, total, 16) * 1.1
@@ -211,7 +213,8 @@ def test_lloyd_steps_by_a_kernel_equal_the_plain_ones() -> None:
 @needs_triton
 @pytest.mark.parametrize("k", [2, 16, 32])
 def test_the_best_division_by_a_kernel_is_as_good_as_the_plain_one(k: int) -> None:
-    from tinysubnets import kernels, refresh
+    from tinysubnets import kernels
+    from tinysubnets.nn import codebook as refresh
 
     *_, count, total = bins_of_three_codebooks()
     mine, plain = kernels.divide(count, total, k), refresh._divide(count, total, k)
@@ -242,7 +245,8 @@ def test_the_best_division_by_a_kernel_is_as_good_as_the_plain_one(k: int) -> No
 def test_kernels_round_centres_as_the_plain_form_does(
     places: list[float], is_rounded: bool
 ) -> None:
-    from tinysubnets import kernels, refresh
+    from tinysubnets import kernels
+    from tinysubnets.nn import codebook as refresh
 
     count, total = torch.zeros(2, 1, 256, dtype=torch.float64, device=DEVICE)
     count[0, 10 : 10 + len(places)] = 3
@@ -272,7 +276,8 @@ def test_long_segments_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> No
 @needs_triton
 @pytest.mark.parametrize("k", [4, 16, 64])
 def test_lookup_tables_by_the_kernel_equal_the_plain_ones(k: int) -> None:
-    from tinysubnets import codebook, kernels
+    from tinysubnets import kernels
+    from tinysubnets.nn import codebook
 
     centres = torch.randn(2, 3, k, generator=torch.Generator().manual_seed(6)).sort(-1).values
     centres[0, 1] = 0.0  # no codebook yet
@@ -289,7 +294,7 @@ def test_lookup_tables_by_the_kernel_equal_the_plain_ones(k: int) -> None:
 @needs_triton
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
 def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
-    from tinysubnets.updates import LARGE, flat_update
+    from tinysubnets.training.optim import LARGE, flat_update
 
     make = {
         "sgd": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1).to(DEVICE), fused=True),

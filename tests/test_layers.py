@@ -1,8 +1,9 @@
-"""The order of modules: each imports only from lines above and from the left of its own line."""
+"""The order of packages: each imports only from those before it, lazily and for types too."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,21 +12,23 @@ import pytest
 import tinysubnets
 
 ROOT = Path(tinysubnets.__file__).parent
-ORDER = """
-    version errors arrays config normalisation task
-    numerics kernels kmeans blocks masks codebook refresh seeds divergence augment
-    coding words
-    wrappable blueprint architecture layout subnet bank mask_references capacity store start
-    networks
-    artifact onnx_codes export
-    batches validation updates capture dense_module layer_losses task_module training_settings
-    training stacked pruning
-    learners
-    data scenarios metrics fixed_point operations
-    run_folder recipe plan checkpoint results experiment runs report paper display tracking compare
-    run_commands compare_commands model_commands report_commands cli __main__
-""".split()  # packages count as one module; inside them anything goes
+ORDER = (
+    "version", "errors", "config", "seeds",
+    "tasks", "nn", "kernels", "training", "coding", "model", "networks", "format",
+    "method", "baselines", "datasets", "scenarios", "experiments", "report", "paper",
+    "commands", "cli", "__main__",
+)  # fmt: skip
 PLACE = {name: place for place, name in enumerate(ORDER)}
+
+# Imports against the order: (who, whom), each with its reason. All of them are inside functions.
+EXCEPTIONS = {
+    # Where Triton is installed the plain mathematics hands over to its twins.
+    ("nn/topk.py", "kernels"): "the GPU's way to the same result",
+    # The picture of accuracy against bytes shows the paper's own points beside ours.
+    ("report/figures.py", "paper"): "numbers of the paper",
+    # What users expect of a store: store.save(folder), SubnetStore.load(folder).
+    ("model/store.py", "format"): "a store saves and loads itself",
+}
 
 
 def modules() -> list[Path]:
@@ -38,8 +41,8 @@ def unit(path: Path) -> str:
 
 
 def imported(source: str) -> Iterator[str]:
-    """The units of this package that a module imports when it is imported itself."""
-    for node in ast.parse(source).body:
+    """The units of this package that a module imports anywhere: at once, lazily, for types."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are written in full"
             if node.module == "tinysubnets":
@@ -50,18 +53,45 @@ def imported(source: str) -> Iterator[str]:
             for alias in node.names:
                 if alias.name.startswith("tinysubnets."):
                     yield alias.name.split(".")[1]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # Modules that are imported by name: "tinysubnets.kernels".
+            text = node.value
+            if re.fullmatch(r"tinysubnets\.\w+[\w.:]*", text):
+                yield text.split(".")[1].partition(":")[0]
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_backwards(path: Path) -> None:
-    own = unit(path)
-    assert own in PLACE, f"{own} has no place in the order of modules"
+    own, name = unit(path), str(path.relative_to(ROOT))
+    assert own in PLACE, f"{own} has no place in the order of packages"
     for other in imported(path.read_text(encoding="utf-8")):
-        assert other in PLACE, f"{path.name} imports {other}, which has no place in the order"
-        assert other == own or PLACE[other] < PLACE[own], f"{own} may not import {other}"
+        assert other in PLACE, f"{name} imports {other}, which has no place in the order"
+        if (name, other) not in EXCEPTIONS:
+            assert other == own or PLACE[other] < PLACE[own], f"{name} may not import {other}"
+
+
+def test_every_exception_is_needed() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), other)
+        for path in modules()
+        for other in imported(path.read_text(encoding="utf-8"))
+    }
+    assert EXCEPTIONS.keys() <= found
+
+
+def test_every_package_says_what_lives_there() -> None:
+    for folder in (p.parent for p in ROOT.rglob("__init__.py")):
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+
+
+def test_the_top_holds_few_files() -> None:
+    assert 6 <= len([p for p in ROOT.glob("*.py")]) <= 8
 
 
 def test_the_check_sees_imports() -> None:
-    source = "import tinysubnets.cli\nfrom tinysubnets import store\nfrom tinysubnets.task import T"
-    assert list(imported(source)) == ["cli", "store", "task"]
-    assert list(imported("def f():\n    from tinysubnets import cli")) == []
+    source = "import tinysubnets.cli\nfrom tinysubnets import model\nfrom tinysubnets.nn import x"
+    assert list(imported(source)) == ["cli", "model", "nn"]
+    assert list(imported("def f():\n    from tinysubnets import cli")) == ["cli"]
+    assert list(imported("if TYPE_CHECKING:\n    import tinysubnets.nn.topk")) == ["nn"]
+    assert list(imported('import_module("tinysubnets.kernels")')) == ["kernels"]
+    assert list(imported('x = "tinysubnets.method.learner:TinySubNets"')) == ["method"]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinysubnets import masks
-from tinysubnets.blocks import blocks_of
 from tinysubnets.errors import SettingError
+from tinysubnets.nn import topk as masks
+from tinysubnets.nn.layout import blocks_of
 
 Bounds = list[tuple[int, int, int]]
 

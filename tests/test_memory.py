@@ -14,11 +14,11 @@ SCRIPT = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from tinysubnets import recipe
-from tinysubnets.data.loaders import DecodedSet
-from tinysubnets.experiment import Experiment, TaskLearned
-from tinysubnets.plan import Plan
-from tinysubnets.run_folder import RunFolder
+from tinysubnets.experiments import recipe
+from tinysubnets.datasets.loaders import DecodedSet
+from tinysubnets.experiments.run import Experiment, TaskLearned
+from tinysubnets.experiments.recipe import Plan
+from tinysubnets.experiments.run_dir import RunFolder
 from tinysubnets.scenarios import sets, split
 
 folder = Path(sys.argv[1])

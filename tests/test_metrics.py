@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tinysubnets import metrics
 from tinysubnets.errors import SettingError
-from tinysubnets.task import Task
+from tinysubnets.experiments import metrics
+from tinysubnets.tasks.task import Task
 
 MATRIX = [
     [0.9, 0.2, 0.4],

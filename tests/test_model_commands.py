@@ -17,14 +17,15 @@ import torch
 from torch import nn
 
 import models
-from tinysubnets import artifact, networks
-from tinysubnets.architecture import Architecture
-from tinysubnets.artifact import inspect
+from tinysubnets import format as artifact
+from tinysubnets import networks
 from tinysubnets.cli import main
 from tinysubnets.errors import TaskError
-from tinysubnets.learners.tsn import TinySubNets
-from tinysubnets.store import SubnetStore
-from tinysubnets.task import Task
+from tinysubnets.format import inspect
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import Task
 
 Image = pytest.importorskip("PIL.Image")
 TRAINING = {"epochs": 2, "batch_size": 16, "learning_rate": 0.02}
@@ -368,7 +369,7 @@ def test_learn_explains_a_disk_that_cannot_be_written(
     said = capsys.readouterr()
     assert "cannot write to" in said.err and "epoch" not in said.out
     with monkeypatch.context() as patch:
-        patch.setattr("tinysubnets.artifact.folder.os.fsync", full)
+        patch.setattr("tinysubnets.format.folder.os.fsync", full)
         assert main([*command, "--set", "training.epochs=1"]) == 2
     assert "No space left" in capsys.readouterr().err
     assert (model / artifact.FILE_NAME).read_bytes() == before

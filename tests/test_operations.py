@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tinysubnets.architecture import Architecture
 from tinysubnets.errors import SettingError
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.operations import count, paper_operations, task_operations
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import Subnet, code
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import Subnet, code
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.paper.operations import count, paper_operations, task_operations
+from tinysubnets.tasks.normalization import Normalisation
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from tiny_runs import make_run
 from tinysubnets import paper
 from tinysubnets.errors import SettingError
+from tinysubnets.experiments.results import read_run
 from tinysubnets.paper import numbers
 from tinysubnets.paper.render import FORMATS, NOT_RUN, Table, render
-from tinysubnets.runs import read_run
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from nets import learner, mlp, task
 from tinysubnets import seeds
-from tinysubnets.architecture import Architecture
-from tinysubnets.capacity import entropy_bits
 from tinysubnets.errors import SettingError
-from tinysubnets.layout import Layout
-from tinysubnets.learners import compress
-from tinysubnets.pruning import Candidate, PruningSettings, post_prune, spare
+from tinysubnets.method import compress
+from tinysubnets.method.pruning import Candidate, PruningSettings, post_prune, spare
+from tinysubnets.model.size import entropy_bits
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.layout import Layout
 
 PATH = (0, "task", 3)
 

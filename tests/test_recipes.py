@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tinysubnets import config, networks, recipe, scenarios
+from tinysubnets import config, networks, scenarios
 from tinysubnets.errors import SettingError
-from tinysubnets.plan import Plan, build_architecture, default_folder
+from tinysubnets.experiments import recipe
+from tinysubnets.experiments.recipe import Plan, build_architecture, default_folder
 
 PAPER = ("permuted-mnist", "split-cifar100", "five-datasets", "tiny-imagenet", "imagenet100")
 

@@ -14,10 +14,10 @@ import torch
 import chromium
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
+from tinysubnets.experiments.results import Run, changes, find_runs, grouped, read_run
 from tinysubnets.report import write_report
 from tinysubnets.report.figures import references
 from tinysubnets.report.theme import DARK, LIGHT
-from tinysubnets.runs import Run, changes, find_runs, grouped, read_run
 
 SCREENSHOTS = Path(__file__).parent.parent / ".cache" / "screenshots"
 ALL_PICTURES = {

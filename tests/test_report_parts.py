@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tinysubnets.experiments.results import Spread
 from tinysubnets.report.charts import (
     Curve,
     Dot,
@@ -23,7 +24,6 @@ from tinysubnets.report.charts import (
 )
 from tinysubnets.report.drawing import Drawing
 from tinysubnets.report.theme import DARK, LIGHT, task_color
-from tinysubnets.runs import Spread
 
 
 def test_spreads() -> None:

@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 
 from run_helpers import epochs, numbers, small_options, tsn
-from tinysubnets import checkpoint, recipe
 from tinysubnets.errors import RunError
-from tinysubnets.experiment import Experiment
-from tinysubnets.plan import Plan
-from tinysubnets.run_folder import RunFolder
-from tinysubnets.training import EpochReport
+from tinysubnets.experiments import checkpoint, recipe
+from tinysubnets.experiments.recipe import Plan
+from tinysubnets.experiments.run import Experiment
+from tinysubnets.experiments.run_dir import RunFolder
+from tinysubnets.training.loop import EpochReport
 
 # A process that kills itself at its n-th write of a file: before the write, after a part of it,
 # before or after the rename.
 KILLER = """
 import os, signal, sys
-from tinysubnets import run_folder
+from tinysubnets.experiments import run_dir as run_folder
 from tinysubnets.cli import main
 where, count = sys.argv[1], int(sys.argv[2])
 sync, replace, calls = os.fsync, os.replace, {"sync": 0, "replace": 0}
@@ -246,7 +246,7 @@ def test_checkpoints_keep_their_distance(tmp_path: Path, monkeypatch: pytest.Mon
         honest(self)
 
     monkeypatch.setattr(Experiment, "save_", noted)
-    monkeypatch.setattr("tinysubnets.experiment.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tinysubnets.experiments.run.time.monotonic", lambda: now[0])
     with RunFolder(tmp_path) as folder:
         experiment = Experiment.begin(replace(plan(), checkpoint_seconds=30.0), folder)
         for _ in experiment.steps():
@@ -285,8 +285,8 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
 def test_pack_gives_back_what_it_took() -> None:
     import torch
 
-    from tinysubnets.normalisation import Normalisation
-    from tinysubnets.subnet import Coded
+    from tinysubnets.model.subnet import Coded
+    from tinysubnets.tasks.normalization import Normalisation
 
     value = {
         "coded": (Coded(torch.tensor([0.5, -1.0]), torch.tensor([1, 0], dtype=torch.uint8), 1),),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import chromium
-from tinysubnets.learners import METHODS
+from tinysubnets.experiments.methods import METHODS
 from tinysubnets.report import charts
 from tinysubnets.report.charts import WIDTH, Curve, Dot, curves, overlap, place_labels, size_scatter
 from tinysubnets.report.drawing import Drawing, text_width

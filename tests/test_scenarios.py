@@ -10,11 +10,11 @@ import torch
 
 from data_files import encode, mnist_like, pixels, write_parquet
 from tinysubnets import scenarios
-from tinysubnets.data import catalog, loaders
+from tinysubnets.datasets import catalog, loaders
 from tinysubnets.errors import DataError, SettingError, TaskError
 from tinysubnets.scenarios import sets
 from tinysubnets.scenarios.settings import DataSettings
-from tinysubnets.task import Split, Task
+from tinysubnets.tasks.task import Split, Task
 
 
 def content(split: Split) -> set[bytes]:

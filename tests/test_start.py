@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from nets import NETWORKS, Encoder, Residual, data, learner, mlp, stack, task
-from tinysubnets.architecture import Architecture
 from tinysubnets.errors import MismatchError, SettingError
-from tinysubnets.layout import Layout
-from tinysubnets.learners.tsn import TinySubNets
-from tinysubnets.masks import top_k
-from tinysubnets.start import Origin, Start, bound_of, starting_point, warm_scores
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.init import Origin, Start, bound_of, starting_point, warm_scores
+from tinysubnets.nn.layout import Layout
+from tinysubnets.nn.topk import top_k
 
 GOLDEN_FREE = [-0.39779913425445557, 0.5830234885215759, -0.6023926138877869]
 GOLDEN_SCORES = [-0.5115312337875366, 0.49839767813682556, -0.2792265713214874]

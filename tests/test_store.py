@@ -10,22 +10,22 @@ import torch
 
 import models
 from nets import NETWORKS, data, learner, task
-from tinysubnets.architecture import Architecture
 from tinysubnets.errors import TaskError
-from tinysubnets.layout import Layout
-from tinysubnets.learners.tsn import TinySubNets
-from tinysubnets.mask_references import (
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.mask_references import (
     MAX_MAGNITUDE,
     MAX_SCORE_REFERENCES,
     Place,
     code_mask,
     read_mask,
 )
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.start import Origin, initial_scores
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import FIRST_MEMBER, FREE_SCORES, NO_REFERENCE, OWNED, SCORES
-from tinysubnets.task import Task
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import FIRST_MEMBER, FREE_SCORES, NO_REFERENCE, OWNED, SCORES
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.init import Origin, initial_scores
+from tinysubnets.nn.layout import Layout
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Task
 
 
 def pack(mask: np.ndarray) -> np.ndarray:

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from nets import data, learner, task
-from tinysubnets.batches import Batches
 from tinysubnets.errors import TaskError
-from tinysubnets.normalisation import Normalisation
-from tinysubnets.task import Split, Task
+from tinysubnets.tasks.loader import Batches
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Split, Task
 
 
 def test_labels_of_any_kind_come_back_as_they_were() -> None:
@@ -240,7 +240,7 @@ def test_streamed_and_resident_batches_are_equal(monkeypatch: pytest.MonkeyPatch
     made = Task.from_datasets("a", Items(x, y), valid=0.25)
     resident = learner()
     resident.learn(made)
-    monkeypatch.setattr("tinysubnets.batches.RESIDENT_BYTES", 0)
+    monkeypatch.setattr("tinysubnets.tasks.loader.RESIDENT_BYTES", 0)
     monkeypatch.setitem(Batches.__init__.__kwdefaults__, "resident_bytes", 0)
     assert Batches(made.train, made.normalisation, "cpu").resident is None
     streamed = learner()

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nets import NETWORKS, Encoder, mlp, stack, task
-from tinysubnets.architecture import Architecture
-from tinysubnets.bank import Bank
-from tinysubnets.layout import Layout
-from tinysubnets.masks import straight_through
-from tinysubnets.start import Origin, starting_point
-from tinysubnets.task_module import Compression, TaskModule
+from tinysubnets.model.bank import Bank
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.init import Origin, starting_point
+from tinysubnets.nn.layout import Layout
+from tinysubnets.nn.masked import Compression, TaskModule
+from tinysubnets.nn.topk import straight_through
 
 
 def make(
@@ -39,7 +39,9 @@ def make(
     keep = layout.keep(density)
     if not how.get("share", True):
         keep = tuple(min(k, f) for k, f in zip(keep, bank.free_per_tensor(), strict=True))
-    module = TaskModule(architecture, layout, bank, start, Compression(keep, **how))
+    module = TaskModule(
+        architecture, layout, bank.values, bank.owned, start, Compression(keep, **how)
+    )
     module.refresh_()
     return module
 

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 from nets import Residual, data, learner, mlp, stack, task
-from tinysubnets.architecture import Architecture
-from tinysubnets.batches import Batches
 from tinysubnets.errors import SettingError, TaskError
-from tinysubnets.learners.lesson import Lesson
-from tinysubnets.masks import top_k
-from tinysubnets.training import Training
-from tinysubnets.training_settings import TrainingSettings
-from tinysubnets.validation import Score, _pooled, calibrated, score
+from tinysubnets.method.learner import Lesson
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.topk import top_k
+from tinysubnets.tasks.loader import Batches
+from tinysubnets.training.evaluate import Score, _pooled, calibrated, score
+from tinysubnets.training.loop import Training
+from tinysubnets.training.settings import TrainingSettings
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},

@@ -14,15 +14,15 @@ from torch import nn
 
 from nets import NETWORKS, Residual, data, learner, mlp, stack, task
 from tinysubnets import scenarios
-from tinysubnets.architecture import Architecture
-from tinysubnets.divergence import Statistics
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
-from tinysubnets.learners import compress
-from tinysubnets.learners.settings import VARIANTS
-from tinysubnets.learners.tsn import TinySubNets
-from tinysubnets.metrics import Probe, backward_transfer, measure_row
+from tinysubnets.experiments.metrics import Probe, backward_transfer, measure_row
+from tinysubnets.method import compress
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.method.settings import VARIANTS
 from tinysubnets.networks import build
-from tinysubnets.task import Split, Task
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.divergence import Statistics
+from tinysubnets.tasks.task import Split, Task
 
 
 def test_the_learner_never_sees_test_data() -> None:

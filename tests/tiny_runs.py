@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tinysubnets import recipe
-from tinysubnets.experiment import Experiment, Plan
-from tinysubnets.run_folder import RunFolder
+from tinysubnets.experiments import recipe
+from tinysubnets.experiments.run import Experiment, Plan
+from tinysubnets.experiments.run_dir import RunFolder
 
 QUICK = ("training.epochs=2", "training.batch_size=128", "data.num_tasks=3", "pruning.iterations=5")
 

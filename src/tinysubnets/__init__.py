@@ -11,10 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
-    from tinysubnets.architecture import Architecture
-    from tinysubnets.augment import Augmentation
-    from tinysubnets.bank import Bank
-    from tinysubnets.capacity import Ledger
     from tinysubnets.errors import (
         ArchitectureError,
         ArtifactError,
@@ -30,27 +26,29 @@ if TYPE_CHECKING:
         TaskError,
         TinySubNetsError,
     )
-    from tinysubnets.experiment import Experiment
-    from tinysubnets.learners.lesson import Lesson, TaskReport
-    from tinysubnets.learners.settings import TSNSettings
-    from tinysubnets.learners.tsn import TinySubNets
-    from tinysubnets.normalisation import Normalisation
-    from tinysubnets.plan import Plan
-    from tinysubnets.pruning import PruningSettings
-    from tinysubnets.recipe import Recipe
-    from tinysubnets.run_folder import RunFolder
-    from tinysubnets.store import SubnetStore
-    from tinysubnets.subnet import Subnet
-    from tinysubnets.task import Task
-    from tinysubnets.training import EpochReport
-    from tinysubnets.training_settings import TrainingSettings
+    from tinysubnets.experiments.recipe import Plan, Recipe
+    from tinysubnets.experiments.run import Experiment
+    from tinysubnets.experiments.run_dir import RunFolder
+    from tinysubnets.method.learner import Lesson, TaskReport, TinySubNets
+    from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.method.settings import TSNSettings
+    from tinysubnets.model.bank import Bank
+    from tinysubnets.model.size import Ledger
+    from tinysubnets.model.store import SubnetStore
+    from tinysubnets.model.subnet import Subnet
+    from tinysubnets.nn.architecture import Architecture
+    from tinysubnets.tasks.augment import Augmentation
+    from tinysubnets.tasks.normalization import Normalisation
+    from tinysubnets.tasks.task import Task
+    from tinysubnets.training.loop import EpochReport
+    from tinysubnets.training.settings import TrainingSettings
 
 # module -> the public names that live there
 _PUBLIC = {
-    "architecture": ("Architecture",),
-    "augment": ("Augmentation",),
-    "bank": ("Bank",),
-    "capacity": ("Ledger",),
+    "nn.architecture": ("Architecture",),
+    "tasks.augment": ("Augmentation",),
+    "model.bank": ("Bank",),
+    "model.size": ("Ledger",),
     "errors": (
         "ArchitectureError",
         "ArtifactError",
@@ -66,20 +64,18 @@ _PUBLIC = {
         "TaskError",
         "TinySubNetsError",
     ),
-    "experiment": ("Experiment",),
-    "learners.settings": ("TSNSettings",),
-    "learners.lesson": ("Lesson", "TaskReport"),
-    "learners.tsn": ("TinySubNets",),
-    "normalisation": ("Normalisation",),
-    "plan": ("Plan",),
-    "pruning": ("PruningSettings",),
-    "recipe": ("Recipe",),
-    "run_folder": ("RunFolder",),
-    "store": ("SubnetStore",),
-    "subnet": ("Subnet",),
-    "task": ("Task",),
-    "training": ("EpochReport",),
-    "training_settings": ("TrainingSettings",),
+    "experiments.run": ("Experiment",),
+    "method.settings": ("TSNSettings",),
+    "method.learner": ("Lesson", "TaskReport", "TinySubNets"),
+    "tasks.normalization": ("Normalisation",),
+    "method.pruning": ("PruningSettings",),
+    "experiments.recipe": ("Plan", "Recipe"),
+    "experiments.run_dir": ("RunFolder",),
+    "model.store": ("SubnetStore",),
+    "model.subnet": ("Subnet",),
+    "tasks.task": ("Task",),
+    "training.loop": ("EpochReport",),
+    "training.settings": ("TrainingSettings",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -17,10 +17,10 @@ from tinysubnets.version import __version__
 
 # Each adds its commands by `add_parsers(subparsers)`; a command's `run` takes the options.
 _COMMANDS = (
-    "tinysubnets.run_commands",
-    "tinysubnets.compare_commands",
-    "tinysubnets.model_commands",
-    "tinysubnets.report_commands",
+    "tinysubnets.commands.run",
+    "tinysubnets.commands.compare",
+    "tinysubnets.commands.model",
+    "tinysubnets.commands.report",
 )
 
 

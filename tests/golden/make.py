@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import models  # noqa: E402
-from tinysubnets.store import SubnetStore  # noqa: E402
+from tinysubnets.model.store import SubnetStore  # noqa: E402
 
 MODELS = {
     "named": lambda: models.store("named", 6),

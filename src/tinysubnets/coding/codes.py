@@ -18,8 +18,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tinysubnets.coding.huffman import huffman_decode, huffman_encode
-from tinysubnets.coding.packing import MAX_CODE_BITS, pack_codes, packed_size, unpack_codes
+from tinysubnets.coding.bits import (
+    MAX_CODE_BITS,
+    huffman_decode,
+    huffman_encode,
+    pack_codes,
+    packed_size,
+    unpack_codes,
+)
 from tinysubnets.errors import DamageError
 
 __all__ = ["decode_codes", "encode_codes"]

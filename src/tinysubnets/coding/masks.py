@@ -33,8 +33,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinysubnets.coding.flips import decode_flips, encode_flips, flip_pieces, flips_or_positions
-from tinysubnets.coding.packing import packed_size
+from tinysubnets.coding.bitmask_codecs import (
+    decode_flips,
+    encode_flips,
+    flip_pieces,
+    flips_or_positions,
+)
+from tinysubnets.coding.bits import packed_size
 from tinysubnets.errors import DamageError, SettingError
 
 __all__ = ["decode_mask", "encode_mask", "xor_entropy_bits"]

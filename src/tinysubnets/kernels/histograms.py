@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinysubnets.kernels.select import plan
+from tinysubnets.kernels.topk import plan
 
 TILE = 1024
 WIDE = 4096  # places that one program measures

@@ -61,8 +61,8 @@ def table(
     """
     if name not in ENTRIES:
         raise SettingError(unknown("table or figure", name, ENTRIES))
+    from tinysubnets.experiments.results import find_runs
     from tinysubnets.paper import measured_tables, tables
-    from tinysubnets.runs import find_runs
 
     runs = find_runs(run_dirs)
     if name.startswith("matrix-"):

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinysubnets.capacity import worked_example_bits
-from tinysubnets.operations import Operations, paper_operations
+from tinysubnets.experiments.results import Group, Run, Spread, grouped
+from tinysubnets.experiments.run_dir import explained
+from tinysubnets.model.size import worked_example_bits
 from tinysubnets.paper import measures, notes
 from tinysubnets.paper import numbers as paper
 from tinysubnets.paper.measures import Measured
+from tinysubnets.paper.operations import Operations, paper_operations
 from tinysubnets.paper.render import NOT_RUN, Table
 from tinysubnets.paper.tables import TSN, label, method_label, ours, pick, recipe_of, show
-from tinysubnets.run_folder import explained
-from tinysubnets.runs import Group, Run, Spread, grouped
 
 if TYPE_CHECKING:
+    from tinysubnets.model.store import SubnetStore
     from tinysubnets.report.drawing import Drawing
-    from tinysubnets.store import SubnetStore
 
 NO_DATA = "no model or data"
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from tinysubnets import scenarios
 from tinysubnets.errors import TinySubNetsError
-from tinysubnets.runs import Run
+from tinysubnets.experiments.results import Run
 
 if TYPE_CHECKING:
-    from tinysubnets.operations import Operations
-    from tinysubnets.store import SubnetStore
-    from tinysubnets.task import Task
+    from tinysubnets.model.store import SubnetStore
+    from tinysubnets.paper.operations import Operations
+    from tinysubnets.tasks.task import Task
 
 
 class Measured:
@@ -46,7 +46,7 @@ class Measured:
 
     def operations(self) -> list[Operations] | None:
         """What one sample of each task costs; None without model or data."""
-        from tinysubnets.operations import task_operations
+        from tinysubnets.paper.operations import task_operations
 
         store, tasks = self.store, self.tasks
         if store is None or tasks is None:
@@ -56,7 +56,7 @@ class Measured:
 
     def fixed_point(self, bits: int | None) -> float | None:
         """The mean accuracy over tasks with activations and weights of so many bits."""
-        from tinysubnets.fixed_point import CALIBRATION_SAMPLES, fixed_point_accuracy
+        from tinysubnets.paper.fixed_point import CALIBRATION_SAMPLES, fixed_point_accuracy
 
         store, tasks = self.store, self.tasks
         if store is None or tasks is None:

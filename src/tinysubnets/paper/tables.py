@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from tinysubnets.experiments.results import Group, Run, grouped
 from tinysubnets.paper import measures, notes
 from tinysubnets.paper import numbers as paper
 from tinysubnets.paper.render import NOT_RUN, Table
-from tinysubnets.runs import Group, Run, grouped
 
 Measure = Callable[[Run], float | None]
 TSN = ("tsn-wr", "tsn")

@@ -33,9 +33,9 @@ def write_report(
             f"a report needs {error.name}, which is not installed. "
             "Install it with: pip install 'tinysubnets[report]'"
         ) from error
+    from tinysubnets.experiments.results import find_runs
+    from tinysubnets.experiments.run_dir import explained, replace_file
     from tinysubnets.report.page import build
-    from tinysubnets.run_folder import explained, replace_file
-    from tinysubnets.runs import find_runs
 
     folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
     if not folders:

@@ -12,6 +12,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tinysubnets.experiments.results import Group, Run, grouped
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import Coded
 from tinysubnets.report.charts import (
     WIDTH,
     Curve,
@@ -27,10 +30,7 @@ from tinysubnets.report.charts import (
 )
 from tinysubnets.report.drawing import NORMAL, SMALL, Drawing, text_width
 from tinysubnets.report.theme import NUM_SERIES, PARTS, series, task_color
-from tinysubnets.runs import Group, Run, grouped
 from tinysubnets.scenarios import SCENARIOS
-from tinysubnets.store import SubnetStore
-from tinysubnets.subnet import Coded
 
 T = TypeVar("T")
 CHUNK = 1 << 19  # so many weights at a time take part in the overlap of masks

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import jinja2
 
+from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
 from tinysubnets.report import figures, theme
 from tinysubnets.report.charts import size_text
 from tinysubnets.report.drawing import Drawing
-from tinysubnets.runs import Group, Run, Spread, flat, grouped
 from tinysubnets.version import __version__
 
 DETAILED = 8  # at most so many groups get pictures of their own

@@ -16,7 +16,7 @@ from tinysubnets.errors import SettingError, unknown
 from tinysubnets.scenarios import settings as kinds
 
 if TYPE_CHECKING:
-    from tinysubnets.task import Task
+    from tinysubnets.tasks.task import Task
 
 __all__ = ["SCENARIOS", "Entry", "Scenario", "build", "entry", "settings"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from tinysubnets import config
-from tinysubnets.data.images import fit
-from tinysubnets.data.loaders import DecodedSet
+from tinysubnets.datasets.images import fit
+from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import OwnSettings, TaskSource
-from tinysubnets.task import Task
+from tinysubnets.tasks.task import Task
 
 _TEST_FOLDERS = ("test", "validation", "valid", "val")
 

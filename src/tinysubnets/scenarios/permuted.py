@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from tinysubnets import seeds
-from tinysubnets.data.loaders import DecodedSet
+from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import PermutedSettings
-from tinysubnets.task import Task
+from tinysubnets.tasks.task import Task
 
 
 class Permuted:

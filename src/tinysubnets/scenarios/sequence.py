@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tinysubnets.data.images import fit
-from tinysubnets.data.loaders import DecodedSet
+from tinysubnets.datasets.images import fit
+from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import SequenceSettings
-from tinysubnets.task import Task
+from tinysubnets.tasks.task import Task
 
 
 class Sequence:

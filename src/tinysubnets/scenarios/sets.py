@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from tinysubnets import seeds
-from tinysubnets.data.loaders import DecodedSet, load
+from tinysubnets.datasets.loaders import DecodedSet, load
 from tinysubnets.errors import TaskError
-from tinysubnets.normalisation import Normalisation
 from tinysubnets.scenarios.settings import DataSettings
-from tinysubnets.task import Split, Task, fitted_normalisation, stratified
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Split, Task, fitted_normalisation, stratified
 
 DIGITS_TEST_SHARE = 0.2
 _NORMALISED_VALUES = 1 << 22  # enough for mean and deviation; whole sets may not fit in memory

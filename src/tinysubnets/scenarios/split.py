@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from tinysubnets import seeds
-from tinysubnets.data.loaders import DecodedSet
+from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.errors import SettingError
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import SplitSettings
-from tinysubnets.task import Task
+from tinysubnets.tasks.task import Task
 
 
 class Split:

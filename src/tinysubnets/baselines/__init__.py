@@ -1,0 +1,1 @@
+"""Every other method, each after its paper: dense ones on one base, masked ones beside them."""

@@ -1,0 +1,486 @@
+"""What dense methods have in common: their settings, what is known of a task, and the checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from abc import ABC
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from tinysubnets import config
+from tinysubnets.errors import FormatError, SettingError, TaskError, unknown
+from tinysubnets.method.learner import TaskReport
+from tinysubnets.model.size import Entry, Ledger
+from tinysubnets.model.store import DEFAULT_BATCH
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.dense import DenseModule, Outputs
+from tinysubnets.nn.init import Origin, initial_private, initial_values
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Label, Split, Task
+from tinysubnets.training.evaluate import CALIBRATION_SAMPLES, calibrated, count
+from tinysubnets.training.loop import EpochReport, Training
+from tinysubnets.training.precision import pick_device
+from tinysubnets.training.settings import TrainingSettings
+from tinysubnets.version import __version__
+
+Setting = Literal["task", "class", "domain"]
+ALL: tuple[Setting, ...] = ("task", "class", "domain")
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    """What all dense methods have in common.
+
+    `setting` is "task" (the task is known: an output row per class, compared within the task),
+    "class" (unknown: compared with all classes seen) or "domain" (the same classes in every task).
+    """
+
+    setting: Setting = "task"
+    init: Literal["seeded", "given"] = "seeded"
+    scale: Literal["kaiming", "xavier"] = "kaiming"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What is known of a learned task: its classes, its normalisation and its output columns."""
+
+    name: str
+    classes: tuple[Label, ...]
+    normalisation: Normalisation
+    columns: tuple[int, int]
+
+
+def check_task(task: Task, learned: Mapping[str, Any]) -> None:
+    """Refuse what is no task, or a task of a name that has been learned."""
+    if not isinstance(task, Task):
+        raise TaskError(f"a Task is needed, not {type(task).__name__}; see Task.from_arrays.")
+    if task.name in learned:
+        raise TaskError(
+            f"a task named {task.name!r} has been learned already; choose another name."
+        )
+
+
+def check_setting(name: str, setting: Setting, allowed: tuple[Setting, ...]) -> None:
+    """Refuse a setting that the method's own paper does not define."""
+    if setting not in allowed:
+        raise SettingError(
+            f"setting = {setting!r} is not defined for {name}; its paper defines "
+            f"{', '.join(repr(a) for a in allowed)}."
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Training of dense networks: the shared training with validation over the right classes.
+
+
+class DenseTraining(Training):
+    """One dense network in training on a task whose labels are columns of the output."""
+
+    def __init__(
+        self,
+        module: DenseModule,
+        task: Task,
+        settings: TrainingSettings,
+        *,
+        seed: int,
+        number: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(module, task, settings, seed=seed, number=number, device=device)
+        self.network = module
+
+    def measure(self) -> Tensor:
+        """Right answers and sum of losses, with statistics of the network as it stands."""
+        tensors = self.settled(self.network.measured_tensors(), CALIBRATION_SAMPLES)
+        answer = self.network.outputs.restrict
+        return count(self.network.architecture, tensors, self.valid, answer=answer)
+
+    def settled(self, tensors: Mapping[str, Tensor], limit: int | None = None) -> dict[str, Tensor]:
+        """The tensors with the normalisation statistics of what this training shows the network."""
+        if self.network.mode != "train":
+            return dict(tensors)
+        return calibrated(self.network.architecture, tensors, self, limit)  # type: ignore[arg-type]
+
+    def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches in the same mixture as in training, in a fixed order."""
+        return self.train.chunks(batch_size, limit)
+
+    def backward_(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Put the gradients of a batch's loss in place; gives the loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        bfloat16 = self.settings.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
+            loss = self.network.loss(inputs, labels, self.class_weights)
+        loss.backward()
+        return loss.detach()
+
+
+# --------------------------------------------------------------------------------------------------
+# The files of a dense model: plain safetensors, and a config.json for people.
+
+
+FORMAT = "tinysubnets-dense-1"
+
+
+def save_dense(folder: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> int:
+    """Write the model beside what is there and rename it into place; gives the model's bytes."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {"format": FORMAT, "version": __version__, **numbers}
+    text = json.dumps(described, sort_keys=True, separators=(",", ":"))
+    data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
+    _replace(folder / "config.json", (json.dumps(described, indent=2) + "\n").encode())
+    _replace(folder / "model.safetensors", data)
+    return len(data)
+
+
+def load_dense(folder: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and plain data of a saved dense model, for the learner's `restore_`."""
+    path = Path(folder) / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        numbers = json.loads((file.metadata() or {}).get("config", "{}"))
+        if numbers.get("format") != FORMAT:
+            raise FormatError(
+                f"{path} has the format {numbers.get('format')!r}; a dense model has {FORMAT!r}."
+            )
+        return {n: file.get_tensor(n) for n in file.keys()}, numbers
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a whole file beside its place and rename it, so that no reader sees a part."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+# --------------------------------------------------------------------------------------------------
+# One task being learned by a dense network, one epoch at a time.
+
+
+class DenseLesson:
+    """One task being learned by a dense network, one epoch at a time."""
+
+    def __init__(self, learner: DenseLearner, task: Task) -> None:
+        self.learner, self.task = learner, task
+        self.outputs = learner.outputs(task)
+        self.columns = self.outputs.columns[-1]
+        self.module = learner._module(task, self.outputs)
+        raw = task.train.inputs(torch.arange(min(2, len(task.train))))
+        learner.architecture.check(
+            self.module.measured_tensors(), learner.normalisation(task)(raw), self.outputs.num
+        )
+        labelled = learner.relabelled(task, self.columns[0])
+        self.training: DenseTraining = learner._training(self.module, labelled)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done, so that `finish()` is next."""
+        return self.training.finished
+
+    def epoch(self) -> EpochReport:
+        """Train one epoch."""
+        return self.training.epoch()
+
+    def finish(self) -> TaskReport:
+        """Take the best epoch and let the learner keep it."""
+        self.training.restore_best_()
+        tensors = self.training.settled(self.module.measured_tensors())
+        constants = self.learner.architecture.constants
+        plain = {n: t.cpu().clone() for n, t in tensors.items() if n not in constants}
+        learner, task = self.learner, self.task
+        learner.tensors = learner._keep_(self, plain)
+        learner.learned[task.name] = Learned(
+            task.name, task.classes, task.normalisation, self.columns
+        )
+        report = dense_report(task.name, self.training)
+        learner.reports[task.name] = report
+        return report
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything needed to go on with this lesson later, taken between two epochs."""
+        return self.training.state()
+
+    def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a state of a lesson on the same task and the same learner."""
+        self.training.restore_(tensors, numbers)
+
+
+def dense_report(name: str, training: DenseTraining) -> TaskReport:
+    """What learning a task came to, in the words that all methods use."""
+    progress = training.progress
+    return TaskReport(
+        name=name,
+        bank=0,
+        reason="one dense network",
+        bits=32,
+        density=1.0,
+        owned_before_pruning=1.0,
+        owned_after_pruning=1.0,
+        valid_accuracy=progress.best_accuracy,
+        best_epoch=progress.best_epoch,
+        training_seconds=progress.seconds,
+        pruning_seconds=0.0,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Dense learners: one network for all tasks, trained whole, and the lesson that teaches it a task.
+#
+# Methods differ in what they train (`_module`), how (`_training`) and what they keep (`_keep_`).
+
+
+class DenseLearner(ABC):
+    """A learner with one dense network; `kept` is what a method stores for later learning."""
+
+    name: ClassVar[str]
+    allowed: ClassVar[tuple[Setting, ...]] = ALL
+    settings_class: ClassVar[type[DenseSettings]] = DenseSettings
+    trains_old_heads: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        training: TrainingSettings | Mapping | None = None,
+        pruning: Any = None,  # every method is built with the same arguments; nothing is pruned
+        device: str | torch.device = "cpu",
+        **settings: Any,
+    ) -> None:
+        self.settings: Any = config.build(self.settings_class, settings)
+        check_setting(self.name, self.settings.setting, self.allowed)
+        self.training = config.build(TrainingSettings, training, "training")
+        self.device, self.architecture = pick_device(device), architecture
+        self.learned: dict[str, Learned] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
+        self.reports: dict[str, TaskReport] = {}
+        self.file_bytes: int | None = None
+
+    @property
+    def setting(self) -> str:
+        """The setting in words, as results carry it."""
+        return f"{self.settings.setting}-incremental"
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the learned tasks, in the order of learning."""
+        return tuple(self.learned)
+
+    @property
+    def classes(self) -> tuple[tuple[str, Label], ...]:
+        """The task and the label of every output column; with the same classes, the first task."""
+        told = list(self.learned.values())
+        if self.settings.setting == "domain":
+            told = told[:1]
+        return tuple((t.name, label) for t in told for label in t.classes)
+
+    def columns(self, task: str) -> tuple[int, int]:
+        """The first output column of a learned task, and the one behind its last."""
+        return self._known(task).columns
+
+    def begin(self, task: Task) -> DenseLesson:
+        """Check a task and set up its training; nothing is learned yet."""
+        check_task(task, self.learned)
+        first = next(iter(self.learned.values()), None)
+        if self.settings.setting == "domain" and first and task.classes != first.classes:
+            raise TaskError(
+                f"task {task.name!r} has the classes {list(task.classes)[:10]}, the first task "
+                f"{list(first.classes)[:10]}; setting='domain' needs the same classes in all "
+                "tasks. Use setting='task' or 'class'."
+            )
+        return DenseLesson(self, task)
+
+    def learn(self, task: Task) -> TaskReport:
+        """Learn a task to its end."""
+        lesson = self.begin(task)
+        while not lesson.finished:
+            lesson.epoch()
+        return lesson.finish()
+
+    @torch.no_grad()
+    def logits(self, task: str | None, inputs: Any) -> Tensor:
+        """The class scores for raw inputs of a task; None: of all classes, the task unknown."""
+        if task is None and self.settings.setting == "task":
+            raise TaskError(
+                f"{self.name} with setting='task' needs to know the task of its inputs: give its "
+                "name, or learn with setting='class' or 'domain'."
+            )
+        raw = inputs if isinstance(inputs, Tensor) else torch.from_numpy(np.asarray(inputs))
+        known = next(iter(self.learned.values())) if task is None else self._known(task)
+        start, stop = (0, len(self.classes)) if task is None else known.columns
+        network = self.network(known.name) | self.architecture.constants
+        tensors = {n: t.to(self.device) for n, t in network.items()}
+        normalise = self.normalisation(known)
+        parts = [
+            self.architecture(tensors, normalise(part.to(self.device)))[:, start:stop].cpu()
+            for part in raw.split(DEFAULT_BATCH)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, stop - start)
+
+    def predict(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The user's own labels for raw inputs; with the task unknown see also `classes`."""
+        chosen = self.logits(task, inputs).argmax(1).numpy()
+        if task is not None:
+            return np.array(self._known(task).classes)[chosen]
+        return np.array([label for _, label in self.classes])[chosen]
+
+    def network(self, task: str) -> dict[str, Tensor]:
+        """The tensors that answer for a task, by the user's own names."""
+        return self.tensors
+
+    def normalisation(self, task: Task | Learned) -> Normalisation:
+        """The task's own normalisation where the task is known, else the first task's for all."""
+        if self.settings.setting == "task" or not self.learned:
+            return task.normalisation
+        return next(iter(self.learned.values())).normalisation
+
+    def ledger(self) -> Ledger:
+        """What the model weighs, in bits: dense weights at 32 each, and what a method keeps."""
+        inside = f"{self.architecture.head}."
+        codes = 32 * self.architecture.num_shared
+        heads = sum(32 * t.numel() for n, t in self.tensors.items() if n.startswith(inside))
+        total = sum(32 * t.numel() for t in self.tensors.values())
+        memory = sum(8 * t.numel() * t.element_size() for t in self.kept.values())
+        common = Entry(codes=codes, heads=heads, private=total - codes - heads, memory=memory)
+        num = self.architecture.num_shared
+        return Ledger(
+            tasks={name: Entry() for name in self.learned},
+            common=common if self.learned else Entry(),
+            num_weights=num,
+            new_weights=(num,) if self.learned else (),
+            bits=(32,) if self.learned else (),
+            raw_mask_bits=0,
+            samples_kept=memory > 0,
+            file_bytes=self.file_bytes,
+        )
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything learned so far: tensors by name, and plain data."""
+        tensors = {n: t.clone() for n, t in self.tensors.items()}
+        tensors |= {f"learner/{n}": t.clone() for n, t in self.kept.items()}
+        return tensors, {
+            "method": self.name,
+            "settings": config.to_dict(self.settings),
+            "tasks": [dataclasses.asdict(t) for t in self.learned.values()],
+            "reports": [dataclasses.asdict(r) for r in self.reports.values()],
+        }
+
+    def restore_(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Go on from a state of the same method on the same architecture."""
+        inside = "learner/"
+        self.tensors = {n: t.clone() for n, t in tensors.items() if not n.startswith(inside)}
+        self.kept = {
+            n[len(inside) :]: t.clone() for n, t in tensors.items() if n.startswith(inside)
+        }
+        self.reports = {r["name"]: TaskReport(**r) for r in numbers.get("reports", ())}
+        self.learned = {}
+        for entry in numbers["tasks"]:
+            scale = entry["normalisation"]
+            normalisation = Normalisation(
+                tuple(scale["mean"]), tuple(scale["std"]), scale["trailing"]
+            )
+            start, stop = entry["columns"]
+            self.learned[entry["name"]] = Learned(
+                entry["name"], tuple(entry["classes"]), normalisation, (start, stop)
+            )
+
+    def save(self, folder: Any) -> None:
+        """Write the network as plain safetensors, beside a config.json for people."""
+        tensors, numbers = self.state()
+        del numbers["reports"]  # they hold seconds: the same model must have the same bytes
+        self.file_bytes = save_dense(folder, tensors, numbers)
+
+    def fresh(self, num_classes: int, number: int = 0) -> dict[str, Tensor]:
+        """A whole network that has learned nothing, as task `number` would begin with."""
+        origin = Origin(self.settings.seed, 0, number, self.settings.scale)
+        given = None
+        if self.settings.init == "given":
+            given = {n: t.float().cpu() for n, t in self.architecture.given.items()}
+        private = initial_private(self.architecture, origin, num_classes, given)
+        if given is not None:
+            return private | {s.name: given[s.name].clone() for s in self.architecture.shared}
+        values = initial_values(self.architecture, origin, "free")
+        return private | self.architecture.split(values)
+
+    def start(self, task: Task) -> dict[str, Tensor]:
+        """What training of a task begins with: the network so far with rows for new classes."""
+        if not self.tensors:
+            return self.fresh(task.num_classes)
+        if self.settings.setting == "domain":
+            return dict(self.tensors)
+        fresh = self.fresh(task.num_classes, len(self.learned))
+        grown = {n: torch.cat([self.tensors[n], fresh[n]]) for n in self.architecture.output}
+        return self.tensors | grown
+
+    def outputs(self, task: Task) -> Outputs:
+        """The output columns once this task is learned."""
+        columns = [t.columns for t in self.learned.values()]
+        first = len(self.classes) if self.settings.setting != "domain" else 0
+        columns.append((first, first + task.num_classes))
+        return Outputs(columns, by_task=self.settings.setting == "task")
+
+    def num_old(self, outputs: Outputs) -> int:
+        """How many output columns earlier tasks have already; all where classes are the same."""
+        same = self.settings.setting == "domain" and bool(self.learned)
+        return outputs.num if same else outputs.columns[-1][0]
+
+    def relabelled(self, task: Task, first: int) -> Task:
+        """The task with output columns as labels and the normalisation that this learner uses."""
+
+        def moved(split: Split) -> Split:
+            return Split(split.source, split.labels + first, split.index)
+
+        weights = task.class_weights
+        if weights is not None:
+            weights = (*(1.0 for _ in range(first)), *weights)
+        return dataclasses.replace(
+            task,
+            train=moved(task.train),
+            valid=moved(task.valid),
+            normalisation=self.normalisation(task),
+            class_weights=weights,
+        )
+
+    def _module(self, task: Task, outputs: Outputs) -> DenseModule:
+        """What is trained on a task; heads of earlier tasks rest where nothing of them is seen."""
+        train_old = self.trains_old_heads or self.settings.setting != "task"
+        num_old = self.num_old(outputs)
+        start = self.start(task)
+        return DenseModule(self.architecture, start, outputs, num_old=num_old, train_old=train_old)
+
+    def _training(self, module: DenseModule, task: Task) -> DenseTraining:
+        """How the module is trained; the task's labels are output columns."""
+        return self._plain_training(DenseTraining, module, task)
+
+    def _plain_training(self, kind: type, module: DenseModule, task: Task) -> Any:
+        return kind(
+            module,
+            task,
+            self.training,
+            seed=self.settings.seed,
+            number=len(self.learned),
+            device=self.device,
+        )
+
+    def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Update `kept` from a finished lesson; gives the network as it is to be used."""
+        return tensors
+
+    def _known(self, task: str) -> Learned:
+        if task not in self.learned:
+            raise TaskError(unknown("task", str(task), self.learned))
+        return self.learned[task]

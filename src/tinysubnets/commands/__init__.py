@@ -1,0 +1,1 @@
+"""The subcommands of `tsn`; nothing heavy is imported before one of them runs."""

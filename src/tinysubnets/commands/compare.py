@@ -1,0 +1,158 @@
+"""The command `tsn compare`; nothing heavy is imported before it runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets.commands.run import (
+    add_output_options,
+    add_report,
+    add_run_options,
+    check_tensorboard,
+    interruptible,
+)
+from tinysubnets.errors import SettingError
+
+if TYPE_CHECKING:
+    from tinysubnets.experiments.compare import Comparison
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    compare = commands.add_parser(
+        "compare",
+        help="run several methods and seeds of a scenario, and compare them",
+        description="Run each method with seeds 0 to N-1, in DIR/<method>/seed-<n>/ (for A:class "
+        "DIR/A-class). Finished "
+        "runs are not run again, interrupted ones go on.",
+    )
+    compare.add_argument("recipe", metavar="SCENARIO|RECIPE", help="as for run")
+    compare.add_argument(
+        "--methods",
+        required=True,
+        metavar="A,B",
+        help="methods, divided by commas; A:class and A:domain for another setting than the "
+        "recipe's, all for every method",
+    )
+    compare.add_argument("--seeds", type=int, default=5, metavar="N", help="(default: 5)")
+    compare.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: cores)")
+    compare.add_argument("--out", required=True, metavar="DIR", help="the folder of all runs")
+    add_run_options(compare)
+    add_output_options(compare)
+    compare.set_defaults(run=_compare)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Run what is not finished, and show the table, the failures and the report."""
+    from tinysubnets.experiments import compare
+
+    if options.seeds < 1:
+        raise SettingError(f"--seeds {options.seeds}: at least one seed is needed.")
+    methods = _methods(options)
+    if options.jobs is not None and options.jobs < 1:
+        raise SettingError(f"--jobs {options.jobs}: at least one run must go on at a time.")
+    check_tensorboard(options)
+    comparison = _planned(options, methods)
+    with interruptible(comparison.stop, "stopping; the runs save what they have"):
+        compare.run_all(comparison)
+    print(f"\n{compare.summary(Path(options.out), methods)}")
+    failed = [j for j in comparison.jobs if j.state == "failed" and j.detail != "stopped"]
+    for job in failed:
+        print(f"failed: {job.method} seed {job.seed}: {job.detail}", file=sys.stderr)
+    if not options.no_report and any(job.is_finished for job in comparison.jobs):
+        add_report(Path(options.out))
+    if comparison.is_stopping:
+        print("stopped. The same command goes on with it.", file=sys.stderr)
+        return 130
+    return 1 if failed else 0
+
+
+def _methods(options: argparse.Namespace) -> list[str]:
+    """The methods asked for, each once; with their setting where it is not the recipe's.
+
+    `all` stands for every method. Mistakes are found before anything runs.
+    """
+    from tinysubnets.experiments import recipe
+    from tinysubnets.experiments.methods import METHODS, defined_settings
+
+    told = [m.strip() for m in options.methods.split(",") if m.strip()]
+    out: list[str] = []
+    for name, colon, setting in (m.partition(":") for m in told):
+        if name == "all" and not colon:
+            out += METHODS
+            continue
+        defined = defined_settings(name)  # refuses unknown methods
+        if colon and setting not in defined:
+            raise SettingError(
+                f"{name}:{setting} is not allowed; {name} is defined for {', '.join(defined)}."
+            )
+        chosen = recipe.load(options.recipe, method=name, assignments=options.assignments)
+        out.append(
+            name if setting in ("", chosen.learner.get("setting", "task")) else f"{name}:{setting}"
+        )
+    twice = [m for m in dict.fromkeys(out) if out.count(m) > 1]
+    if twice or not out:
+        raise SettingError(
+            f"--methods {options.methods}: give each method once"
+            + (f", not {', '.join(twice)} twice." if twice else ", as tsn,wsn.")
+        )
+    return out
+
+
+def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
+    """All runs of the comparison; mistakes show here, before the first one begins."""
+    from tinysubnets.experiments import compare, recipe
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    on_gpu = options.device.startswith("cuda") or (options.device == "auto" and _has_gpu())
+    at_a_time = options.jobs or (1 if on_gpu else cores or 1)
+    recipes = {
+        told: recipe.load(
+            options.recipe,
+            method=told.partition(":")[0],
+            assignments=[*options.assignments, *_setting(told)],
+        )
+        for told in methods
+    }
+    jobs = []
+    for seed in range(options.seeds):
+        for told in methods:
+            folder = Path(options.out) / told.replace(":", "-") / f"seed-{seed}"
+            compare.check_settings(folder, recipes[told])
+            arguments = _run_arguments(options, told, seed, folder, at_a_time)
+            jobs.append(compare.Job(told, seed, folder, arguments))
+    return compare.Comparison(jobs, at_a_time)
+
+
+def _setting(told: str) -> list[str]:
+    """The assignment that makes `method:setting` what it says."""
+    method, _, setting = told.partition(":")
+    return [f"{method}.setting={setting}"] if setting else []
+
+
+def _run_arguments(
+    options: argparse.Namespace, told: str, seed: int, folder: Path, jobs: int
+) -> tuple[str, ...]:
+    """The arguments of `tsn run` for one run of a comparison."""
+    method = told.partition(":")[0]
+    arguments = ["run", options.recipe, "--method", method, "--seed", str(seed)]
+    arguments += ["--out", str(folder), "--device", options.device, "--no-report"]
+    arguments += ["--checkpoint-seconds", str(options.checkpoint_seconds)]
+    if options.data is not None:
+        arguments += ["--data", options.data]
+    threads = options.threads or (max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
+    if threads is not None:
+        arguments += ["--threads", str(threads)]
+    assignments = [*options.assignments, *_setting(told)]
+    arguments += [part for text in assignments for part in ("--set", text)]
+    return tuple(arguments + (["--tensorboard"] if options.tensorboard else []))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

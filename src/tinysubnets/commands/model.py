@@ -1,0 +1,485 @@
+"""The commands that use saved models; nothing heavy is imported before one of them runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets.errors import ArtifactError, MismatchError, SettingError, unknown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from tinysubnets.method.learner import TinySubNets
+    from tinysubnets.model.store import SubnetStore
+    from tinysubnets.tasks.task import Task
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments that the commands on saved models have in common.
+
+
+_MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
+
+
+def command(subparsers: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
+    """A command on a model."""
+    parser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.set_defaults(run=run)
+    assert isinstance(parser, argparse.ArgumentParser)
+    return parser
+
+
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """Let the command take one task."""
+    parser.add_argument("--task", required=True, metavar="NAME", help="the task's name")
+
+
+def add_net(parser: argparse.ArgumentParser) -> None:
+    """Let the command take the user's own network."""
+    parser.add_argument(
+        "--net", metavar="MODULE:FUNCTION", help="builds your own network, where it is one"
+    )
+
+
+def own_network(options: argparse.Namespace) -> nn.Module | None:
+    """The user's own network, named on the command line; never one that a file names."""
+    if options.net is None:
+        return None
+    from tinysubnets import networks
+
+    return networks.build(options.net)
+
+
+# --------------------------------------------------------------------------------------------------
+# The commands that use saved models; nothing heavy is imported before one of them runs.
+
+
+CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
+BAR_WIDTH = 24
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the commands that use saved models."""
+    contents = "tasks, banks, sizes and overlaps of a model"
+    inspect = command(subparsers, "inspect", contents, _inspect)
+    inspect.add_argument("--json", action="store_true", help="print plain data instead of tables")
+    damage = "check everything in a model file; exit status 1 on damage"
+    add_net(command(subparsers, "verify", damage, _verify))
+    _add_predict(subparsers)
+    _add_learn(subparsers)
+    _add_export(subparsers)
+
+
+def _add_predict(subparsers: Any) -> None:
+    predict = command(subparsers, "predict", "class names and probabilities for images", _predict)
+    add_task(predict)
+    predict.add_argument("files", nargs="+", metavar="FILE", help="images, or .npz with `inputs`")
+    predict.add_argument("--top", type=int, default=1, metavar="N", help="classes to show")
+    predict.add_argument("--json", action="store_true", help="print plain data instead of a table")
+    add_net(predict)
+
+
+def _add_learn(subparsers: Any) -> None:
+    learn = command(subparsers, "learn", "add one more task to a model", _learn)
+    add_task(learn)
+    learn.add_argument(
+        "--data", required=True, metavar="FOLDER", help="a folder of images per class, or an .npz"
+    )
+    learn.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="KEY=VALUE",
+        help="another value of a setting, as epochs=5 or density=0.2; may be repeated",
+    )
+    learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    add_net(learn)
+
+
+def _add_export(subparsers: Any) -> None:
+    export = command(subparsers, "export", "one task as ONNX, or .pt2 for torch.export", _export)
+    add_task(export)
+    export.add_argument("out", metavar="OUT.onnx", help="the file to write, .onnx or .pt2")
+    export.add_argument("--plain", action="store_true", help="float32 weights instead of codes")
+    export.add_argument("--int8", action="store_true", help="static quantization; needs --data")
+    export.add_argument(
+        "--data", metavar="FOLDER", help="images per class, or .npz, to calibrate and measure with"
+    )
+    add_net(export)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from tinysubnets import format as artifact
+
+    found = artifact.inspect(options.model)
+    if options.json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return 0
+    from tinysubnets.commands.model import show_model
+
+    show_model(found)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from tinysubnets import format as artifact
+
+    try:
+        checked = artifact.check(options.model, own_network(options))
+    except ArtifactError as error:
+        if options.net is not None and isinstance(error, MismatchError):
+            raise  # the network that was given is wrong, not the file
+        print(f"tsn: {options.model}: {error}", file=sys.stderr)
+        return 1
+    network = "network rebuilt"
+    if not checked.is_rebuilt:
+        network = "network not at hand (your own; give it with --net to check that it fits)"
+    print(
+        f"fine: {checked.file_bytes:,} bytes, {checked.num_sections} sections, "
+        f"{checked.num_tasks} tasks, every hash right, everything decoded; {network}."
+    )
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    import torch
+
+    from tinysubnets.model.store import SubnetStore
+
+    store = SubnetStore.load(options.model, own_network(options), task=options.task)
+    names, inputs = _read_inputs(store, options.task, options.files)
+    shares = torch.softmax(store.logits(options.task, inputs), 1)
+    classes = store.subnet(options.task).classes
+    top = shares.topk(min(max(options.top, 1), len(classes)), 1)
+    rows = [
+        {"input": name, "classes": [{"name": classes[i], "probability": p} for p, i in pairs]}
+        for name, pairs in zip(
+            names,
+            (zip(p, i, strict=True) for p, i in zip(*map(torch.Tensor.tolist, top), strict=True)),
+            strict=True,
+        )
+    ]
+    if options.json:
+        print(json.dumps({"task": options.task, "predictions": rows}, indent=1, ensure_ascii=False))
+        return 0
+    from tinysubnets.commands.model import show_predictions
+
+    show_predictions(rows)
+    return 0
+
+
+def _read_inputs(store: SubnetStore, task: str, files: list[str]) -> tuple[list[str], np.ndarray]:
+    """The inputs in image and npz files, as the task takes them, each with a name."""
+    from tinysubnets.datasets.user_files import read_files
+
+    return read_files(files, store.subnet(task))
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from tinysubnets.format import model_path
+    from tinysubnets.method.learner import TinySubNets
+
+    changes = [_placed(a) for a in options.assignments]
+    learner = TinySubNets.resume(
+        options.model, own_network(options), device=options.device, changes=changes
+    )
+    from tinysubnets.datasets.user_files import read_task
+
+    # Both before data are decoded and anything is learned in vain.
+    learner.check_name(options.task)
+    file = model_path(options.model)
+    if not os.access(file.parent, os.W_OK):
+        raise ArtifactError(f"cannot write to {file.parent}; learn in a copy of it.")
+    before = file.stat().st_size
+    samples = [s.sample for s in learner.store.subnets.values()]
+    task = read_task(options.task, options.data, samples, learner.settings.seed)
+    shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
+    print(
+        f"{task.name}: {len(task.train)} training and {len(task.valid)} validation samples of "
+        f"{shape}, {task.num_classes} classes"
+    )
+    _train(learner, task)
+    try:
+        path = learner.save(file.parent)
+    except OSError as error:
+        raise ArtifactError(
+            f"the model was not saved, the old one is as it was: {error.strerror}."
+        ) from error
+    report, after = learner.reports[task.name], path.stat().st_size
+    print(
+        f"validation accuracy {100 * report.valid_accuracy:.2f} %; bank {report.bank} "
+        f"({report.reason}); {report.bits} bits\n"
+        f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})"
+    )
+    return 0
+
+
+def _placed(assignment: str) -> str:
+    """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`."""
+    from dataclasses import fields
+
+    from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.method.settings import TSNSettings
+    from tinysubnets.training.settings import TrainingSettings
+
+    key = assignment.partition("=")[0].strip()
+    if "." in key or "=" not in assignment:
+        return assignment
+    classes = {"tsn": TSNSettings, "training": TrainingSettings, "pruning": PruningSettings}
+    tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
+    if key not in tables:
+        raise SettingError(unknown("setting", key, tables))
+    return f"{tables[key]}.{assignment}"
+
+
+def _train(learner: TinySubNets, task: Task) -> None:
+    """Learn a task with a line of progress: on a terminal in place, elsewhere one now and then."""
+    lesson = learner.begin(task)
+    live = sys.stdout.isatty()
+    while not lesson.finished:
+        report = lesson.epoch()
+        text = (
+            f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
+            f"valid {100 * report.valid_accuracy:.2f} %"
+        )
+        if live:
+            done = "━" * round(BAR_WIDTH * report.epoch / report.epochs)
+            print(f"\r{done:<{BAR_WIDTH}}  {text}", end="", flush=True)
+        elif report.epoch == report.epochs or report.epoch % 10 == 0:
+            print(text, flush=True)
+    if live:
+        print()
+    lesson.finish()
+
+
+def _export(options: argparse.Namespace) -> int:
+    from tinysubnets.format import onnx as export
+    from tinysubnets.model.store import SubnetStore
+
+    suffix = Path(options.out).suffix
+    if suffix not in (".onnx", ".pt2"):
+        raise SettingError(f"{options.out}: write to a file that ends in .onnx or .pt2.")
+    if options.int8 and options.data is None:
+        raise SettingError("--int8 needs --data: images per class or .npz to calibrate with.")
+    store = SubnetStore.load(options.model, own_network(options), task=options.task)
+    if suffix == ".pt2":
+        done = export.to_torch(store, options.task, options.out)
+        print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")
+        return 0
+    data = None if options.data is None else _labelled(store, options)
+    done = export.to_onnx(
+        store,
+        options.task,
+        options.out,
+        packed=not options.plain,
+        int8=data[0][:CALIBRATION] if options.int8 and data is not None else None,
+    )
+    print(f"{done.path}: {done.file_bytes:,} bytes (float32 weights: {done.plain_bytes:,})")
+    if (sample := store.subnet(options.task).sample) is not None:
+        kind = str(sample.dtype).removeprefix("torch.")
+        print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
+    if data is not None and (strange := _strange(data[1], store.subnet(options.task).classes)):
+        print(f"accuracy on --data not measured: {strange}")
+    elif data is not None:
+        exported = export.onnx_accuracy(done.path, *data)
+        live = float((store.predict(options.task, data[0]) == data[1]).mean())
+        print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
+    return 0
+
+
+def _labelled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Raw inputs and labels, mixed so that the first ones are of all classes."""
+    import numpy as np
+
+    from tinysubnets.datasets.user_files import check_raw, read_labelled
+
+    subnet = store.subnet(options.task)
+    inputs, labels = read_labelled(options.data, subnet.sample, options.task)
+    check_raw(options.data, inputs, subnet)
+    if isinstance(subnet.classes[0], int):
+        own = {str(c): c for c in subnet.classes}
+        if all(label in own for label in labels.tolist()):
+            labels = np.array([own[label] for label in labels.tolist()])
+    order = np.random.default_rng(0).permutation(len(inputs))
+    return inputs[order], labels[order]
+
+
+def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:
+    """What is wrong with labels that are no classes of the task; empty where all of them are."""
+    others = sorted(set(map(str, labels.tolist())) - set(map(str, classes)))
+    if not others:
+        return ""
+    return (
+        f"{', '.join(others[:5])}{' …' if len(others) > 5 else ''} are no classes of the "
+        f"task, which knows {', '.join(map(str, classes[:5]))}{' …' if len(classes) > 5 else ''}."
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Saved models as tables for people.
+
+
+MAX_OVERLAPS = 12  # tasks of which every pair is shown
+MAX_TENSORS = 30  # shared tensors that are shown one by one
+PARTS = ("codes", "codebooks", "masks", "heads", "private", "memory", "metadata")
+
+
+def show_model(found: Mapping[str, Any]) -> None:
+    """Print what `artifact.inspect` found."""
+    console = _console()
+    ledger, masks, room = found["ledger"], found["masks"], found["room"]
+    network = found["network"]
+    named = network["network"] if isinstance(network, dict) else network
+    console.print(
+        f"{found['path']}: {ledger['file_bytes']:,} bytes, format {found['format']}, network "
+        f"{named}, {found['num_weights']:,} shared weights ({4 * found['num_weights']:,} bytes "
+        f"dense), one mask bit per {_block(found['block'])}"
+    )
+    console.print(_tasks(found))
+    if len(found["tensors"]) <= MAX_TENSORS:
+        console.print(_tensors(found["tensors"]))
+    console.print(_ledger(ledger))
+    console.print(
+        f"file {_percent(ledger['file'])} of the dense network; paper view "
+        f"{_percent(ledger['paper'])} (codes, codebooks, coded masks; the paper's own formula "
+        "counts prefix and bank bits and raw masks); worked-example view "
+        f"{_percent(ledger['worked_example'])}"
+    )
+    console.print(
+        f"masks: {masks['stored_bytes']:,} bytes stored, {masks['seven_task_huffman_bytes']:,} as "
+        f"the paper's seven-task Huffman code, {masks['raw_bytes']:,} raw"
+    )
+    for number, bank in enumerate(found["banks"]):
+        console.print(
+            f"bank {number}: {len(bank['tasks'])} tasks, {_percent(bank['free_share'])} free"
+        )
+    if room["bytes_per_task"] is not None:
+        console.print(_room(room, found["free_share"]))
+    if 1 < len(found["tasks"]) <= MAX_OVERLAPS:
+        console.print(_overlap(found["tasks"], found["overlap"]))
+
+
+def show_predictions(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print predicted classes, one input to a row."""
+    from rich.table import Table
+
+    table = Table("input", "class", "probability", box=None)
+    for row in rows:
+        names = "\n".join(str(c["name"]) for c in row["classes"])
+        shares = "\n".join(f"{c['probability']:.4f}" for c in row["classes"])
+        table.add_row(row["input"], names, shares)
+    _console().print(table)
+
+
+def _tasks(found: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="tasks", title_justify="left")
+    for column in ("task", "classes", "bank", "bits"):
+        table.add_column(column)
+    for column in ("density", "new weights", "valid. acc.", "bytes"):
+        table.add_column(column, justify="right")
+    table.add_column("mask coded against")
+    for task in found["tasks"]:
+        accuracy = task["valid_accuracy"]
+        table.add_row(
+            task["name"],
+            _names(task["classes"]),
+            str(task["bank"]),
+            str(task["bits"]),
+            f"{task['density']:.4f}",
+            f"{task['new_weights']:,}",
+            "" if accuracy is None else _percent(accuracy),
+            f"{task['bytes']:,}",
+            task["mask_against"],
+        )
+    return table
+
+
+def _tensors(tensors: Sequence[Mapping[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("tensor", "shape", title="shared tensors", title_justify="left")
+    for column in ("density, mean over tasks", "free, mean over banks"):
+        table.add_column(column, justify="right")
+    for tensor in tensors:
+        shares = (tensor["densities"], tensor["free_shares"])
+        means = [f"{sum(s) / len(s):.4f}" if s else "" for s in shares]
+        table.add_row(tensor["name"], "x".join(map(str, tensor["shape"])), *means)
+    return table
+
+
+def _ledger(ledger: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("task", title="ledger, bytes", title_justify="left")
+    for part in (*PARTS, "total"):
+        table.add_column(part, justify="right")
+    rows = [*ledger["tasks"].items(), ("common", ledger["common"])]
+    for name, entry in rows:
+        total = sum(entry[p] for p in PARTS)
+        table.add_row(name, *(_bytes(entry[p]) for p in PARTS), _bytes(total))
+    total = ledger["total"]
+    table.add_section()
+    table.add_row("total", *(_bytes(total[p]) for p in PARTS), _bytes(total["total"]))
+    return table
+
+
+def _overlap(tasks: Sequence[Mapping[str, Any]], overlap: Sequence[Sequence[float]]) -> Any:
+    from rich.table import Table
+
+    title = "overlap of masks: shared by both / held by either"
+    table = Table("", title=title, title_justify="left")
+    for number in range(len(tasks)):
+        table.add_column(str(number), justify="right")
+    for number, (task, row) in enumerate(zip(tasks, overlap, strict=True)):
+        table.add_row(f"{number} {task['name']}", *(f"{share:.2f}" for share in row))
+    return table
+
+
+def _room(room: Mapping[str, Any], free_share: float) -> str:
+    left = room["until_no_free_weights"]
+    weights = (
+        "the last task took no new weights, so any number fit by mask alone"
+        if left is None
+        else f"{left} more until none is left, then by mask alone"
+    )
+    return (
+        f"{_percent(free_share)} of all weights free. Tasks like the last one: {weights}; "
+        f"{room['bytes_per_task']:,} bytes each, {room['until_dense_size']:,} more until the file "
+        "is as large as one dense network"
+    )
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    width = max(shutil.get_terminal_size((120, 40)).columns, 100)
+    return Console(width=width, highlight=False, markup=False, emoji=False)
+
+
+def _names(classes: Sequence[Any], most: int = 6) -> str:
+    shown = ", ".join(str(c) for c in classes[:most])
+    return shown if len(classes) <= most else f"{shown}, … ({len(classes)})"
+
+
+def _block(block: int) -> str:
+    return "weight" if block == 1 else f"{block} weights of a row or one kernel"
+
+
+def _bytes(bits: float) -> str:
+    return f"{round(bits) // 8:,}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -1,0 +1,233 @@
+"""The commands `tsn run`, `resume` and `list`; nothing heavy before one of them runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets.errors import TinySubNetsError
+
+if TYPE_CHECKING:
+    from tinysubnets.experiments.run import Experiment
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the commands that run experiments."""
+    _add_run(subparsers)
+    resume = subparsers.add_parser("resume", help="go on with a run that was interrupted")
+    resume.add_argument("folder", metavar="DIR", help="the run folder")
+    add_output_options(resume)
+    resume.set_defaults(run=_resume)
+    shown = subparsers.add_parser("list", help="scenarios, methods, networks and recipes")
+    shown.add_argument("--data", metavar="DIR", help="local folder of data sets")
+    shown.set_defaults(run=_list)
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="learn the tasks of a scenario one after the other",
+        description="Learn the tasks of a scenario one after the other; without an argument, "
+        "five permuted digit tasks by TinySubNets.",
+    )
+    run.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="SCENARIO|RECIPE",
+        help="a scenario (its best recipe), best/NAME, paper/NAME or your own TOML file",
+    )
+    run.add_argument("--method", help="the method, see tsn list (default: the recipe's)")
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--out", metavar="DIR", help="the run folder (default: below runs/)")
+    add_run_options(run)
+    add_output_options(run)
+    run.set_defaults(run=_run)
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """The options on what is written beside the result."""
+    parser.add_argument("--no-report", action="store_true", help="write no report page")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write TensorBoard event files as well"
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `run` and `compare` share."""
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--data", metavar="DIR", help="local folder of data sets")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="KEY=VALUE",
+        help="another value of a setting, for example training.epochs=5; may be repeated",
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads of torch in each run")
+    parser.add_argument(
+        "--checkpoint-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="least time between two checkpoints (default: 30)",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from tinysubnets.datasets import hub
+    from tinysubnets.experiments import recipe
+    from tinysubnets.experiments.recipe import Plan, default_folder
+    from tinysubnets.experiments.run import Experiment
+    from tinysubnets.experiments.run_dir import RunFolder
+
+    chosen = recipe.load(options.recipe, method=options.method, assignments=options.assignments)
+    root = hub.data_root(options.data)
+    data = None if root is None else str(root.resolve())  # where a resumed run looks, too
+    plan = Plan(
+        chosen, options.seed, options.device, options.threads, data, options.checkpoint_seconds
+    )
+    path = Path(options.out) if options.out else default_folder(chosen, options.seed)
+    check_tensorboard(options)
+    with RunFolder(path) as folder:
+        return _perform(Experiment.begin(plan, folder), options)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from tinysubnets.errors import RunError
+    from tinysubnets.experiments.checkpoint import Checkpoints
+    from tinysubnets.experiments.run import Experiment
+    from tinysubnets.experiments.run_dir import RunFolder
+
+    if not Path(options.folder).is_dir():
+        raise RunError(f"{options.folder} is not a folder; give the folder of an earlier run.")
+    check_tensorboard(options)
+    with RunFolder(options.folder) as folder:
+        if not folder.is_finished:
+            return _perform(Experiment.resume(folder), options)
+        Checkpoints(folder.path).remove()  # of a process that was killed right after its result
+        print(f"{folder.path} is finished: there is nothing to resume.")
+        if not options.no_report and not (folder.path / "report.html").exists():
+            add_report(folder.path)
+    return 0
+
+
+def check_tensorboard(options: argparse.Namespace) -> None:
+    """Miss TensorBoard before anything is written."""
+    if options.tensorboard:
+        from tinysubnets.experiments.progress import summary_writer
+
+        summary_writer()
+
+
+def add_report(folder: Path) -> None:
+    """The report of a finished run; a run without one is a run all the same."""
+    try:
+        from tinysubnets.report import write_report
+
+        print(f"report: {write_report([folder])}")
+    except TinySubNetsError as error:
+        print(f"no report: {error}", file=sys.stderr)
+
+
+def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
+    """Run an experiment to its end or to Ctrl-C, and show it."""
+    from tinysubnets.experiments.progress import TensorBoard, open_display, summary
+    from tinysubnets.experiments.run import Finished
+
+    path = experiment.folder.path
+    board = TensorBoard(path) if options.tensorboard else None
+    watching = board or contextlib.nullcontext()
+    with interruptible() as interruption, open_display() as display, watching, _hinted(path):
+        for event in experiment.steps():
+            display.show(event)
+            if board is not None:
+                board.show(event)
+            if interruption.is_wanted and not isinstance(event, Finished):
+                experiment.save_()
+                experiment.folder.log("stopped and saved")
+                print(f"saved. Go on with: tsn resume {path}", file=sys.stderr)
+                return 130
+    assert isinstance(event, Finished)
+    print(f"\n{summary(event.result)}, in {path}")
+    if not options.no_report:
+        add_report(path)
+    return 0
+
+
+@contextlib.contextmanager
+def _hinted(path: Path) -> Iterator[None]:
+    """Say how to go on where memory, or something unforeseen, ends a run."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, TinySubNetsError):
+            print(f"go on from the last checkpoint with: tsn resume {path}", file=sys.stderr)
+        raise
+
+
+class _Interruption:
+    """Whether the user wants to stop: the first Ctrl-C asks, the second one does not wait.
+
+    `react` takes the place of stopping at once: it is called at every Ctrl-C.
+    """
+
+    def __init__(self, react: Callable[[], None] | None, said: str) -> None:
+        self.is_wanted, self.react, self.said = False, react, said
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        if self.react is not None:
+            self.react()
+        elif self.is_wanted:
+            raise KeyboardInterrupt
+        self.is_wanted = True
+        print(f"\n{self.said}; again to stop at once", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def interruptible(
+    react: Callable[[], None] | None = None, said: str = "stopping after this epoch"
+) -> Iterator[_Interruption]:
+    """While it lasts, Ctrl-C and SIGTERM ask instead of ending the process."""
+    interruption = _Interruption(react, said)
+    before = {s: signal.signal(s, interruption) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from tinysubnets import networks, scenarios
+    from tinysubnets.datasets import catalog
+    from tinysubnets.experiments import methods as learners
+    from tinysubnets.experiments import recipe
+
+    present = {name: catalog.available(name, options.data) for name in catalog.names()}
+    marks = {name: "there" if found.present else "not there" for name, found in present.items()}
+    print("scenarios: tasks x classes; network; data")
+    for name, entry in scenarios.SCENARIOS.items():
+        sets = ", ".join(f"{d} ({marks.get(d, 'there')})" for d in entry.datasets) or "any"
+        print(f"  {name:16} {entry.line}\n  {'':16} {entry.tasks}; {entry.network}; {sets}")
+    print("\ndata sets: where they come from, and whether they are there")
+    print(f"  {'digits':16} bundled with scikit-learn")
+    for name, found in present.items():
+        about = catalog.find(name).description
+        print(f"  {name:16} {found.where} ({marks[name]})\n  {'':16} {about}")
+    print("\nmethods")
+    for name, line in learners.METHODS.items():
+        print(f"  {name:16} {line}")
+    print("\nnetworks")
+    for name in networks.names():
+        print(f"  {name:16} {networks.describe(name)}")
+    print("\nrecipes")
+    for folder in ("best", "paper"):
+        print(f"  {'  '.join(n for n in recipe.names() if n.startswith(folder))}")
+    return 0

@@ -1,0 +1,132 @@
+"""The user's own files as raw inputs of a task: images, folders of them, .npz arrays."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tinysubnets.datasets.images import Form, decode_image
+from tinysubnets.datasets.loaders import load_folder, load_npz
+from tinysubnets.errors import DataError, TaskError
+from tinysubnets.model.subnet import Sample, Subnet
+from tinysubnets.tasks.checks import as_tensor, check_finite
+from tinysubnets.tasks.task import Task
+
+
+def read_files(files: Sequence[str], subnet: Subnet) -> tuple[list[str], np.ndarray]:
+    """The inputs in image and npz files, as a learned task takes them, each with a name."""
+    names: list[str] = []
+    parts: list[np.ndarray] = []
+    for file in files:
+        if Path(file).suffix == ".npz":
+            batch = _as_sample(_arrays(file), subnet.sample, file)
+            check_raw(file, batch, subnet)
+            names += [f"{file}[{i}]" for i in range(len(batch))]
+        else:
+            batch = _image(file, subnet.sample, subnet.name)[None]
+            names.append(file)
+        parts.append(batch)
+    shapes = {p.shape[1:] for p in parts}
+    if len(shapes) > 1:
+        raise DataError(f"the files hold inputs of different shapes: {sorted(shapes)}.")
+    return names, np.concatenate(parts)
+
+
+def check_raw(file: str, inputs: np.ndarray, subnet: Subnet) -> None:
+    """Refuse a file with NaN, or of scaled pixels for a task that was learned from raw ones."""
+    if inputs.dtype.kind not in "uif":
+        raise DataError(f"{file}: inputs are {inputs.dtype}; give numbers.")
+    raw = as_tensor(inputs)
+    try:
+        if raw.is_floating_point():
+            check_finite(subnet.name, raw)
+        subnet.check_scale(raw)
+    except TaskError as error:
+        raise DataError(f"{file}: {error}") from None
+
+
+def read_labelled(data: str, sample: Sample | None, task: str) -> tuple[np.ndarray, np.ndarray]:
+    """Raw inputs and the names of their classes, from a folder of images per class or an .npz."""
+    if Path(data).suffix == ".npz":
+        found = load_npz(data)
+        inputs = _as_sample(found.inputs, sample, data)
+    else:
+        form = None if sample is None else _form(sample, task)
+        size, mode = (None, None) if form is None else (form.height, form.mode)
+        found = load_folder(data, _whole_or_train(data), size, mode)
+        inputs = np.asarray(found.inputs)
+        if sample is not None:
+            inputs = inputs.reshape(len(inputs), *sample.shape)
+    return inputs, np.array(found.classes)[found.labels]
+
+
+def read_task(name: str, data: str, samples: Sequence[Sample | None], seed: int) -> Task:
+    """A task from a folder or an .npz, with inputs like those the model knows already."""
+    known = [s for s in reversed(samples) if s is not None]
+    if Path(data).suffix != ".npz":
+        # Of tasks learned from pixels and from other numbers, images are to be like the former.
+        known.sort(key=lambda s: s.dtype != torch.uint8)
+    inputs, labels = read_labelled(data, known[0] if known else None, name)
+    return Task.from_arrays(name, inputs, labels, seed=seed)
+
+
+def _whole_or_train(data: str) -> str | None:
+    return "train" if (Path(data).expanduser() / "train").is_dir() else None
+
+
+def _form(sample: Sample, task: str) -> Form:
+    """How an image has to be decoded to become such an input."""
+    shape = sample.shape
+    if len(shape) == 1 and math.isqrt(shape[0]) ** 2 == shape[0]:
+        shape = (1, math.isqrt(shape[0]), math.isqrt(shape[0]))
+    if sample.dtype != torch.uint8 or len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(
+            f"task {task!r} takes {sample.dtype} inputs of shape {sample.shape}, which images "
+            "cannot become; give .npz files."
+        )
+    if shape[1] != shape[2]:
+        raise DataError(f"task {task!r} takes images of {shape[2]}x{shape[1]}; give .npz files.")
+    return Form("L" if shape[0] == 1 else "RGB", shape[1], shape[2], min(shape[1:]))
+
+
+def _image(file: str, sample: Sample | None, task: str) -> np.ndarray:
+    if sample is None:
+        raise DataError(
+            f"the model does not record what inputs of task {task!r} look like; give .npz files."
+        )
+    form = _form(sample, task)
+    try:
+        encoded = Path(file).read_bytes()
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}.") from None
+    try:
+        return decode_image(encoded, form).reshape(sample.shape)
+    except DataError as error:
+        raise DataError(f"{file}: {error}.") from None
+
+
+def _arrays(file: str) -> np.ndarray:
+    """The array `inputs` of an .npz file, or its only one."""
+    try:
+        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            names = list(arrays.files)
+            name = "inputs" if "inputs" in names else names[0] if len(names) == 1 else None
+            if name is None:
+                raise DataError(f"{file} has the arrays {names}; which one? Name it 'inputs'.")
+            return np.asarray(arrays[name])
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} cannot be read as .npz of plain arrays: {error}.") from None
+
+
+def _as_sample(inputs: np.ndarray, sample: Sample | None, file: str) -> np.ndarray:
+    """The inputs, checked against what the task takes."""
+    if sample is not None and inputs.shape[1:] != sample.shape:
+        raise DataError(
+            f"{file} holds inputs of shape {inputs.shape[1:]}; the task takes {sample.shape}."
+        )
+    return inputs

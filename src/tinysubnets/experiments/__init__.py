@@ -1,0 +1,1 @@
+"""Running methods on scenarios: recipes, runs that survive crashes, results, comparisons."""

@@ -1,0 +1,240 @@
+"""Comparisons: several methods and seeds of one scenario, each run in a process of its own.
+
+    DIR/<method>/seed-<n>/              one run folder each
+    DIR/<method>-<setting>/seed-<n>/    of a method in another setting than the recipe's
+
+Finished runs are not run again, interrupted ones go on, failed ones do not stop the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from tinysubnets.errors import RunError, TinySubNetsError
+from tinysubnets.experiments.recipe import Recipe, complete
+from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
+from tinysubnets.experiments.run_dir import RunFolder, explained
+
+POLL_SECONDS = 0.2
+_COLUMNS = {
+    "accuracy": "average_accuracy",
+    "BWT": "backward_transfer",
+    "FWT": "forward_transfer",
+}
+
+
+@dataclass
+class Job:
+    """One run of a comparison and the process that works on it."""
+
+    method: str
+    seed: int
+    folder: Path
+    arguments: tuple[str, ...]
+    state: str = "waiting"
+    detail: str = ""
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its result, and nothing is left to tidy up."""
+        return (self.folder / "result.json").exists() and not (self.folder / "checkpoint").exists()
+
+    def start(self) -> None:
+        """Begin the run, or go on with it; what it prints goes to `output.txt`."""
+        try:
+            with explained(self.folder):
+                self._start()
+        except (RunError, OSError) as error:
+            self.state, self.detail = "failed", str(error)
+
+    def _start(self) -> None:
+        arguments = self.arguments
+        if (self.folder / "config.toml").exists():
+            more = [o for o in ("--tensorboard",) if o in self.arguments]
+            arguments = ("resume", str(self.folder), "--no-report", *more)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "output.txt", "ab") as output:
+            # A session of its own: Ctrl-C reaches the parent alone, which passes it on once.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tinysubnets", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.state = "running"
+
+    def look(self) -> None:
+        """See how far the run is."""
+        assert self.process is not None
+        status = self.process.poll()
+        if status is None:
+            self.detail = last_epoch(self.folder)
+            return
+        self.state = "finished" if status == 0 and self.is_finished else "failed"
+        self.detail = accuracy_of(self.folder) if self.state == "finished" else self._reason(status)
+
+    def _reason(self, status: int) -> str:
+        """The last line that a failed process printed."""
+        if status == 130:
+            return "stopped"
+        lines = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()
+        killed = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        said = [line for line in lines if line.startswith("tsn: ")] or lines
+        return f"{killed}: {said[-1] if said else 'it printed nothing'}"
+
+
+class Comparison:
+    """All runs of a comparison, at most `num_jobs` of them at a time."""
+
+    def __init__(self, jobs: Sequence[Job], num_jobs: int) -> None:
+        self.jobs, self.num_jobs = list(jobs), num_jobs
+        self.is_stopping = False
+        for job in self.jobs:
+            if job.is_finished:
+                job.state, job.detail = "finished", accuracy_of(job.folder)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no run is left to wait for."""
+        if self.is_stopping:
+            return not self._running()
+        return all(job.state in ("finished", "failed") for job in self.jobs)
+
+    def step(self) -> None:
+        """Look at running processes and start waiting runs where there is room."""
+        for job in self._running():
+            job.look()
+        room = self.num_jobs - len(self._running())
+        if not self.is_stopping:
+            for job in [j for j in self.jobs if j.state == "waiting"][: max(room, 0)]:
+                job.start()
+
+    def stop(self) -> None:
+        """Ask all running processes to save and end; asked again, they end at once."""
+        self.is_stopping = True
+        for job in self._running():
+            assert job.process is not None
+            job.process.send_signal(signal.SIGINT)
+
+    def _running(self) -> list[Job]:
+        return [job for job in self.jobs if job.state == "running"]
+
+
+def check_settings(folder: Path, chosen: Recipe) -> None:
+    """Refuse to take a run of other settings for one of this comparison."""
+    try:
+        kept = RunFolder(folder).config()
+        there = complete(kept["run"]["recipe"], kept)
+    except (TinySubNetsError, KeyError):
+        return  # no run yet, or one that says itself what is wrong with it
+    before, now = flat(there.as_dict()), flat(chosen.as_dict())
+    other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if other:
+        name, more = other[0], f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+        raise RunError(
+            f"{folder} holds a run with other settings: {name} is {before.get(name)} there and "
+            f"{now.get(name)} here{more}. Choose another folder with --out, or remove that run."
+        )
+
+
+def last_epoch(folder: Path) -> str:
+    """The last tracked epoch of a run, in one line."""
+    try:
+        with open(folder / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = file.read().split(b"\n")
+        report: dict[str, Any] = json.loads(lines[-2])
+    except (OSError, ValueError, IndexError):
+        return "preparing"
+    return (
+        f"task {report['index'] + 1} {report['task']}, epoch {report['epoch']}/{report['epochs']}, "
+        f"valid {100 * report['valid_accuracy']:.1f} %"
+    )
+
+
+def accuracy_of(folder: Path) -> str:
+    """The average accuracy of a finished run, in words."""
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return f"accuracy {100 * result['metrics']['average_accuracy']:.2f} %"
+
+
+def run_all(comparison: Comparison, stream: TextIO | None = None) -> None:
+    """Run a comparison to its end, with a live display on a terminal, plain lines elsewhere."""
+    stream = stream or sys.stdout
+    if stream.isatty():
+        _run_live(comparison)
+        return
+    told: dict[int, str] = {}
+    while True:
+        comparison.step()
+        for number, job in enumerate(comparison.jobs):
+            if told.get(number, "waiting") != job.state:
+                told[number] = job.state
+                line = f"{job.method} seed {job.seed}: {job.state} {job.detail}".rstrip()
+                print(line, file=stream, flush=True)
+        if comparison.is_done:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _run_live(comparison: Comparison) -> None:
+    from rich.live import Live
+    from rich.table import Table
+
+    def table() -> Table:
+        made = Table("method", "seed", "state", "", box=None)
+        for job in comparison.jobs:
+            made.add_row(job.method, str(job.seed), job.state, job.detail)
+        return made
+
+    with Live(table(), refresh_per_second=4) as live:
+        while not comparison.is_done:
+            comparison.step()
+            live.update(table())
+            time.sleep(POLL_SECONDS)
+
+
+def summary(folder: Path, methods: Sequence[str]) -> str:
+    """The table of a comparison: mean ± standard deviation (n) over its finished runs."""
+    if not any(folder.rglob("result.json")):
+        return "no run was finished."
+    groups = grouped(find_runs([folder]))
+    head = ["method", "setting", *(f"{c} %" for c in _COLUMNS), "file %", "paper %", "seconds"]
+    rows = [head]
+    for group in sorted(
+        groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].setting)
+    ):
+        spreads = [_spread([r.metric(name) for r in group.runs]) for name in _COLUMNS.values()]
+        spreads += [_spread([r.capacity(v) for r in group.runs]) for v in ("file", "paper")]
+        seconds = _spread([r.result.get("seconds") for r in group.runs])
+        row = [group.method, group.runs[0].setting]
+        row += [_show(spread, 100.0) for spread in spreads] + [_show(seconds, 1.0)]
+        rows.append(row)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines) + "\nmean ± standard deviation (runs)"
+
+
+def _place(method: str, methods: Sequence[str]) -> int:
+    names = [told.partition(":")[0] for told in methods]
+    return names.index(method) if method in names else len(names)
+
+
+def _spread(values: Sequence[float | None]) -> Spread | None:
+    known = [v for v in values if v is not None]
+    return Spread.of(known) if known else None
+
+
+def _show(spread: Spread | None, factor: float) -> str:
+    return "–" if spread is None else spread.show(factor=factor)

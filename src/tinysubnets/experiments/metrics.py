@@ -1,0 +1,181 @@
+"""Metrics of continual learning: the accuracy matrix, measured anew, and what follows from it.
+
+Cell (i, j) is the accuracy on task j after task i was learned. For j <= i it is measured through
+what the learner holds for task j. For j > i it is task i's own network on task j's data, class
+index against class index; None where the two do not have the same number of classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tinysubnets.errors import SettingError
+
+if TYPE_CHECKING:
+    from tinysubnets.tasks.task import Label, Split, Task
+
+
+Row = list[float | None]
+Matrix = Sequence[Sequence[float | None]]
+
+CHUNK = 2000  # raw inputs at a time, so that large test sets stay on disk
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a task is measured on: its test data, or its validation data where it has no test."""
+
+    name: str
+    classes: tuple[Label, ...]
+    data: Split
+    measured_on: str
+
+    @classmethod
+    def of(cls, task: Task) -> Probe:
+        """The probe of a task."""
+        if task.test is not None:
+            return cls(task.name, task.classes, task.test, "test")
+        return cls(task.name, task.classes, task.valid, "valid")
+
+
+def measure_row(learner: Any, probes: Sequence[Probe], learned: int) -> Row:
+    """Row `learned` of the accuracy matrix: every task's accuracy now, each cell measured."""
+    row: Row = [accuracy(learner, probe) for probe in probes[: learned + 1]]
+    current = probes[learned]
+    return row + [accuracy_ahead(learner, current, probe) for probe in probes[learned + 1 :]]
+
+
+def accuracy(learner: Any, probe: Probe) -> float:
+    """The share of a learned task's samples whose predicted class is their own.
+
+    With the task unknown and classes of all tasks to choose from, a class of another task is wrong,
+    even one of the same label.
+    """
+    if _setting(learner) == "class-incremental":
+        first = learner.columns(probe.name)[0]
+        return _share(probe, lambda x: learner.logits(None, x).argmax(1).numpy() - first)
+    name = probe.name if _is_told_the_task(learner) else None
+    number = {label: i for i, label in enumerate(probe.classes)}
+    return _share(
+        probe, lambda x: np.array([number.get(v, -1) for v in learner.predict(name, x).tolist()])
+    )
+
+
+def _share(probe: Probe, answer: Callable[[Any], np.ndarray]) -> float:
+    """The share of a probe's samples for which the answer is their class number."""
+    correct = 0
+    for start in range(0, len(probe.data), CHUNK):
+        part = slice(start, start + CHUNK)
+        chosen = answer(probe.data.inputs(part))
+        correct += int((chosen == probe.data.labels[part].numpy()).sum())
+    return correct / len(probe.data)
+
+
+def accuracy_ahead(learner: Any, current: Probe, ahead: Probe) -> float | None:
+    """How the current task's network does on a task not yet learned, by class index."""
+    if _setting(learner) == "class-incremental":
+        return None  # classes that were never seen cannot be answered
+    if not _is_told_the_task(learner):
+        # One head answers with labels it has seen: right only if the classes are the same.
+        return accuracy(learner, ahead) if current.classes == ahead.classes else None
+    same_shape = current.data.inputs(slice(0, 1)).shape == ahead.data.inputs(slice(0, 1)).shape
+    if len(current.classes) != len(ahead.classes) or not same_shape:
+        return None
+    correct = 0
+    for start in range(0, len(ahead.data), CHUNK):
+        part = slice(start, start + CHUNK)
+        logits = learner.logits(current.name, ahead.data.inputs(part))
+        correct += int((logits.argmax(1) == ahead.data.labels[part]).sum())
+    return correct / len(ahead.data)
+
+
+def _is_told_the_task(learner: Any) -> bool:
+    return _setting(learner) == "task-incremental"
+
+
+def _setting(learner: Any) -> str:
+    return str(getattr(learner, "setting", "task-incremental"))
+
+
+def summary(matrix: Matrix, num_classes: Sequence[int]) -> dict[str, float | None]:
+    """All metrics of an accuracy matrix, as fractions of 1; None where one is not defined."""
+    return {
+        "average_accuracy": average_accuracy(matrix),
+        "average_accuracy_over_time": average_accuracy_over_time(matrix),
+        "backward_transfer": backward_transfer(matrix),
+        "forward_transfer": forward_transfer(matrix),
+        "forward_transfer_minus_chance": forward_transfer(matrix, num_classes),
+        "forgetting": forgetting(matrix),
+    }
+
+
+def average_accuracy(matrix: Matrix) -> float:
+    """ACC: the mean of the last row.
+
+    >>> average_accuracy([[1.0, 0.5], [0.8, 0.6]])
+    0.7
+    """
+    return _mean([_known(value) for value in _square(matrix)[-1]])
+
+
+def average_accuracy_over_time(matrix: Matrix) -> float:
+    """A of Díaz-Rodríguez et al.: the mean of the lower triangle with its diagonal."""
+    rows = _square(matrix)
+    return _mean([_known(rows[i][j]) for i in range(len(rows)) for j in range(i + 1)])
+
+
+def backward_transfer(matrix: Matrix) -> float | None:
+    """BWT of Díaz-Rodríguez et al.: the mean change R[i, j] - R[j, j] below the diagonal."""
+    rows = _square(matrix)
+    changes = [
+        _known(rows[i][j]) - _known(rows[j][j]) for i in range(1, len(rows)) for j in range(i)
+    ]
+    return _mean(changes) if changes else None
+
+
+def forward_transfer(matrix: Matrix, num_classes: Sequence[int] | None = None) -> float | None:
+    """FWT of Díaz-Rodríguez et al.: the mean above the diagonal, over the cells there are.
+
+    With `num_classes` the chance of task j, one over its classes, is taken off each cell.
+    """
+    rows = _square(matrix)
+    cells = []
+    for i in range(len(rows)):
+        for j in range(i + 1, len(rows)):
+            value = rows[i][j]
+            if value is not None:
+                cells.append(value - (0.0 if num_classes is None else 1.0 / num_classes[j]))
+    return _mean(cells) if cells else None
+
+
+def forgetting(matrix: Matrix) -> float | None:
+    """The mean, over all tasks but the last, of how far accuracy fell from its earlier best."""
+    rows = _square(matrix)
+    last = len(rows) - 1
+    falls = [
+        max(_known(rows[i][j]) for i in range(j, last)) - _known(rows[last][j]) for j in range(last)
+    ]
+    return _mean(falls) if falls else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(sum(values) / len(values))
+
+
+def _square(matrix: Matrix) -> Matrix:
+    if not matrix or any(len(row) != len(matrix) for row in matrix):
+        raise SettingError(
+            f"an accuracy matrix is square and not empty; this one has {len(matrix)} rows of "
+            f"{sorted({len(row) for row in matrix})} cells."
+        )
+    return matrix
+
+
+def _known(value: float | None) -> float:
+    if value is None:
+        raise SettingError("an accuracy matrix has a number in every cell up to its diagonal.")
+    return value

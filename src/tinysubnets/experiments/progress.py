@@ -1,0 +1,277 @@
+"""What a run shows while it works: a live line on a terminal, plain lines elsewhere; a summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TextIO
+
+from tinysubnets.errors import SettingError
+from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
+from tinysubnets.experiments.run_dir import explained
+from tinysubnets.training.loop import EpochReport
+
+
+class Clock:
+    """How long a run will still take, from the epochs it has done."""
+
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+        self.total = self.done = self.first = 0
+
+    def see(self, event: Event) -> None:
+        """Take note of an event."""
+        if isinstance(event, TaskBegun):
+            if self.total == 0:
+                self.first = event.index * event.epochs + event.first_epoch
+                self.begin = time.monotonic()
+            self.total = event.num_tasks * event.epochs
+            self.done = event.index * event.epochs + event.first_epoch
+        elif isinstance(event, EpochReport):
+            self.done += 1
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate, None before the first epoch."""
+        fresh = self.done - self.first
+        if fresh <= 0:
+            return None
+        return (time.monotonic() - self.begin) / fresh * (self.total - self.done)
+
+
+class PlainDisplay:
+    """Plain lines: one per task, and now and then one for its epochs."""
+
+    def __init__(self, stream: TextIO | None = None, every_seconds: float = 10.0) -> None:
+        self.stream, self.every_seconds = stream or sys.stdout, every_seconds
+        self.clock = Clock()
+        self._spoke = time.monotonic()
+        self._place = ""
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, event: Event) -> None:
+        """Show one event of a run."""
+        self.clock.see(event)
+        if isinstance(event, TaskBegun):
+            self._place = f"task {event.index + 1}/{event.num_tasks} {event.name}"
+        elif isinstance(event, EpochReport):
+            if time.monotonic() - self._spoke >= self.every_seconds:
+                self._say(f"{self._place}: {describe_epoch(event, self.clock)}")
+        elif isinstance(event, TaskLearned):
+            self._say(describe_task(event))
+        elif isinstance(event, Note):
+            self._say(f"note: {event.text}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+        self._spoke = time.monotonic()
+
+
+class LiveDisplay:
+    """A live line on a terminal: task, epoch, loss, validation accuracy, time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.clock = Clock()
+        self.progress = Progress(
+            TextColumn("{task.fields[place]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[state]}"),
+            console=Console(),
+            transient=True,
+        )
+        self.line = self.progress.add_task("", place="preparing", state="", total=None)
+
+    def __enter__(self) -> LiveDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def show(self, event: Event) -> None:
+        """Show one event of a run."""
+        self.clock.see(event)
+        update: dict[str, Any] = {"total": self.clock.total or None, "completed": self.clock.done}
+        if isinstance(event, TaskBegun):
+            update["place"] = f"task {event.index + 1}/{event.num_tasks} {event.name}"
+        elif isinstance(event, EpochReport):
+            update["state"] = describe_epoch(event, self.clock)
+        elif isinstance(event, TaskLearned):
+            self.progress.console.print(describe_task(event), highlight=False)
+        elif isinstance(event, Note):
+            self.progress.console.print(f"note: {event.text}", highlight=False)
+        elif isinstance(event, Finished):
+            update["state"] = "finished"
+        self.progress.update(self.line, **update)
+
+
+def open_display(stream: TextIO | None = None) -> PlainDisplay | LiveDisplay:
+    """A live display on a terminal, plain lines elsewhere."""
+    is_terminal = stream is None and sys.stdout.isatty()
+    return LiveDisplay() if is_terminal else PlainDisplay(stream)
+
+
+def describe_epoch(report: EpochReport, clock: Clock) -> str:
+    """An epoch in one line."""
+    left = clock.seconds_left
+    return (
+        f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
+        f"valid {100 * report.valid_accuracy:.2f} %"
+        + ("" if left is None else f"  {duration(left)} left")
+    )
+
+
+def describe_task(event: TaskLearned) -> str:
+    """A learned task in one line."""
+    report, accuracy = event.report, event.row[event.index] or 0.0
+    parts = [f"accuracy {100 * accuracy:.2f} %"]
+    if hasattr(report, "bits"):
+        parts.append(f"bank {report.bank}, {report.bits} bits, density {report.density:.3f}")
+    parts.append(f"{report.training_seconds:.1f} s")
+    return f"learned {event.index + 1}/{event.num_tasks} {report.name}: {'; '.join(parts)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(42), duration(200), duration(8000)
+    ('42 s', '3 min 20 s', '2 h 13 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """A finished run as text: accuracy matrix, metrics, banks, ledger, seconds."""
+    head = f"{result['recipe']} by {result['method']}, seed {result['seed']} ({result['setting']})"
+    blocks = [head, _matrix(result), _metrics(result)]
+    if result.get("divergence"):
+        blocks.append(_banks(result["divergence"]["decisions"]))
+    blocks.append(_ledger(result))
+    return "\n\n".join(blocks) + f"\n\n{duration(result['seconds'])} in all"
+
+
+def _matrix(result: Mapping[str, Any]) -> str:
+    rows: Sequence[Sequence[float | None]] = result["accuracy_matrix"]
+    where = " and ".join(result["measured_on"])
+    lines = [f"accuracy in % on {where} data: row = after task, column = task"]
+    shown = len(rows) if len(rows) <= 10 else 0
+    if not shown:
+        lines.append("(the whole matrix is in result.json; here its last row)")
+    for i, row in enumerate(rows):
+        if shown or i == len(rows) - 1:
+            cells = ["    –" if v is None else f"{100 * v:5.1f}" for v in row]
+            lines.append(f"{i + 1:3}  " + " ".join(cells))
+    return "\n".join(lines)
+
+
+def _metrics(result: Mapping[str, Any]) -> str:
+    m = result["metrics"]
+    names = {
+        "average_accuracy": "average accuracy (ACC)",
+        "average_accuracy_over_time": "mean over time (A)",
+        "backward_transfer": "backward transfer (BWT)",
+        "forward_transfer": "forward transfer (FWT)",
+        "forward_transfer_minus_chance": "FWT minus chance",
+        "forgetting": "forgetting",
+    }
+    return "\n".join(
+        f"{text:26} " + ("not defined" if m[key] is None else f"{100 * m[key]:7.2f} %")
+        for key, text in names.items()
+    )
+
+
+def _banks(decisions: Mapping[str, Mapping[str, Any]]) -> str:
+    """The bank of each task and why; neighbours with the same reason share a line."""
+    lines = ["banks"]
+    for (bank, reason), found in groupby(
+        decisions.items(), key=lambda item: (item[1]["bank"], item[1]["reason"])
+    ):
+        names = [name for name, _ in found]
+        who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        lines.append(f"  {who}: bank {bank} ({reason})")
+    return "\n".join(lines)
+
+
+def _ledger(result: Mapping[str, Any]) -> str:
+    ledger = result["ledger"]
+    if "num_weights" not in ledger:
+        return "size: " + ", ".join(f"{k} {v}" for k, v in result["capacity"].items() if v)
+    dense = 32 * ledger["num_weights"]
+    lines = ["size, in % of the shared weights as 32-bit numbers", f"{'':12}{'bytes':>12}{'%':>8}"]
+    for name, bits in ledger["total"].items():
+        lines.append(f"{name:12}{bits / 8:12,.0f}{100 * bits / dense:8.2f}")
+    views = {"file": "file on disk", "paper": "paper's view", "worked_example": "worked example"}
+    for key, text in views.items():
+        share = result["capacity"].get(key)
+        if share is not None:
+            lines.append(f"{text + ':':20}{100 * share:.2f} %")
+    if result.get("free_share") is not None:
+        lines.append(f"{'free weights:':20}{100 * result['free_share']:.1f} %")
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------------
+# Tracking of a run in TensorBoard event files, beside the JSON lines that every run writes.
+
+
+class TensorBoard:
+    """A writer of event files in `tensorboard/` of a run folder; closed when it is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with explained(folder):
+            self.writer = summary_writer()(str(folder / "tensorboard"))
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Write what is left, also where a run was stopped."""
+        with explained(self.folder):
+            self.writer.close()
+
+    def show(self, event: Event) -> None:
+        """Write one event of a run."""
+        with explained(self.folder):
+            self._write(event)
+
+    def _write(self, event: Event) -> None:
+        if isinstance(event, EpochReport):
+            for name in ("loss", "valid_loss", "valid_accuracy", "learning_rate"):
+                self.writer.add_scalar(f"{event.task}/{name}", getattr(event, name), event.epoch)
+        elif isinstance(event, TaskLearned):
+            for task, accuracy in enumerate(event.row[: event.index + 1]):
+                if accuracy is not None:
+                    self.writer.add_scalar(f"accuracy/task_{task}", accuracy, event.index)
+        elif isinstance(event, Finished):
+            for name, value in event.result["metrics"].items():
+                if value is not None:
+                    self.writer.add_scalar(f"metrics/{name}", value)
+
+
+def summary_writer() -> Any:
+    """The class of writers; an error that names the extra where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise SettingError(
+            "--tensorboard needs tensorboard, which is not installed. "
+            "Install it with: pip install 'tinysubnets[tensorboard]'"
+        ) from error
+    return SummaryWriter

@@ -1,0 +1,284 @@
+"""Recipes: everything but the seed that fixes a run's numbers, as TOML files in the package.
+
+    scenario = "permuted-digits"     a name of `tsn list`, or "own" with tables [tasks.NAME]
+    method = "tsn"
+    [data]                           settings of the scenario
+    [network]                        a name, and the settings of that network
+    [tsn]                            settings of the method; each method has its own table
+    [training]  [pruning]
+
+A bare scenario name means its recipe `best/<scenario>`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets import config, scenarios
+from tinysubnets.errors import SettingError, unknown
+from tinysubnets.experiments import methods as learners
+from tinysubnets.experiments.run_dir import FORMAT
+from tinysubnets.version import __version__
+
+if TYPE_CHECKING:
+    from tinysubnets.nn.architecture import Architecture
+
+DEFAULT = "best/permuted-digits"
+_PLAIN = ("scenario", "method")
+_TABLES = ("data", "network", "training", "pruning")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with all its settings, defaults included; `learner` are those of the method."""
+
+    name: str
+    scenario: str
+    method: str
+    data: Mapping[str, Any]
+    network: Mapping[str, Any]
+    learner: Mapping[str, Any]
+    training: Mapping[str, Any]
+    pruning: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The recipe as nested tables, in the form of a recipe file."""
+        return {
+            "scenario": self.scenario,
+            "method": self.method,
+            "data": dict(self.data),
+            "network": dict(self.network),
+            learners.method(self.method).table: dict(self.learner),
+            "training": dict(self.training),
+            "pruning": dict(self.pruning),
+        }
+
+
+def names() -> tuple[str, ...]:
+    """The recipes that come with the package, as `best/…` and `paper/…`."""
+    found = []
+    for folder in ("best", "paper"):
+        for file in resources.files("tinysubnets").joinpath("recipes", folder).iterdir():
+            if file.name.endswith(".toml"):
+                found.append(f"{folder}/{file.name.removesuffix('.toml')}")
+    return tuple(sorted(found))
+
+
+def load(
+    name: str | None = None, *, method: str | None = None, assignments: Iterable[str] = ()
+) -> Recipe:
+    """A recipe by name or from a TOML file, with another method and settings laid over it."""
+    label, values = read(name or DEFAULT)
+    values = config.override(values, assignments)
+    if method is not None:
+        values["method"] = method
+    return complete(label, values)
+
+
+def read(name: str) -> tuple[str, dict[str, Any]]:
+    """A recipe's full name and its tables as they are written."""
+    if name.endswith(".toml"):
+        return name, _read_file(Path(name).expanduser())
+    full = name if "/" in name else f"best/{name}"
+    known = names()
+    if full not in known:
+        short = [n.removeprefix("best/") for n in known if n.startswith("best/")]
+        raise SettingError(
+            unknown("scenario or recipe", name, known if "/" in name else short)
+            + " Your own is a TOML file, given by its path."
+        )
+    file = resources.files("tinysubnets").joinpath("recipes", f"{full}.toml")
+    return full, tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The user's file; paths in its tasks are meant from where it lies."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"cannot read the recipe {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path} is not valid TOML: {error}.") from error
+    tasks = values.pop("tasks", None)
+    if tasks is not None:
+        if not isinstance(tasks, Mapping) or not all(isinstance(t, dict) for t in tasks.values()):
+            raise SettingError(f"{path}: tasks are tables named [tasks.NAME], one for each task.")
+        values.setdefault("scenario", "own")
+        values.setdefault("data", {})["tasks"] = {
+            name: _anchored(table, path.parent) for name, table in tasks.items()
+        }
+    return values
+
+
+def _anchored(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A task's table with a relative path of its data, if that exists there, made absolute."""
+    data = table.get("data")
+    if isinstance(data, str) and (folder / Path(data).expanduser()).exists():
+        return dict(table) | {"data": str((folder / Path(data).expanduser()).resolve())}
+    return dict(table)
+
+
+def complete(name: str, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with every setting checked and every default written out."""
+    from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.training.settings import TrainingSettings
+
+    given = {k: v for k, v in values.items() if k != "run"}  # a run's config.toml is a recipe too
+    _check_keys(given)
+    scenario, method = str(given.get("scenario", "")), str(given.get("method", "tsn"))
+    if not scenario:
+        raise SettingError(f'{name}: no scenario. Write scenario = "…" or tables [tasks.NAME].')
+    entry = learners.method(method)
+    own = config.merge(given.get(entry.table, {}), entry.overlay)
+    return Recipe(
+        name,
+        scenario,
+        method,
+        config.to_dict(scenarios.settings(scenario, given.get("data"))),
+        {"name": "auto"} | dict(given.get("network", {})),
+        _without_seed(config.build(learners.settings_class(method), own, entry.table)),
+        config.to_dict(config.build(TrainingSettings, given.get("training"), "training")),
+        config.to_dict(config.build(PruningSettings, given.get("pruning"), "pruning")),
+    )
+
+
+def _check_keys(given: Mapping[str, Any]) -> None:
+    """Refuse keys that mean nothing, in the tables of methods that are not used as well."""
+    tables = {learners.method(m).table: m for m in learners.METHODS}
+    known = (*_PLAIN, *_TABLES, *tables)
+    for key, value in given.items():
+        if key not in known:
+            raise SettingError(unknown("setting", key, known) + _whole_name(key, tables))
+        if key not in _PLAIN and not isinstance(value, Mapping):
+            raise SettingError(f"{key} = {value!r} is not allowed; it is a table of settings.")
+        if key in tables:
+            if "seed" in value:
+                raise SettingError(f"{key}.seed is not a setting of a recipe; use --seed.")
+            config.build(learners.settings_class(tables[key]), value, key)
+
+
+def _whole_name(key: str, tables: Mapping[str, str]) -> str:
+    """A hint for a setting that was given without its table."""
+    from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.training.settings import TrainingSettings
+
+    classes = {"training": TrainingSettings, "pruning": PruningSettings}
+    classes |= {"tsn": learners.settings_class(tables["tsn"])}
+    found = [f"{t}.{key}" for t, c in classes.items() if key in {f.name for f in fields(c)}]
+    return f" There is a setting {found[0]!r}." if found else ""
+
+
+def _without_seed(settings: Any) -> dict[str, Any]:
+    return {k: v for k, v in config.to_dict(settings).items() if k != "seed"}
+
+
+# --------------------------------------------------------------------------------------------------
+# The plan of a run: a recipe, a seed and a machine; what `config.toml` holds.
+
+
+CHECKPOINT_SECONDS = 30.0
+MOST_THREADS = 1024  # with many more than it can start, torch ends the process
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run: a recipe, a seed, and where.
+
+    `threads` None means one for small networks and torch's own choice for others.
+
+    `data` is the local folder of data sets. `checkpoint_seconds` is the least time between two
+    checkpoints.
+    """
+
+    recipe: Recipe
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = None
+    data: str | None = None
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise SettingError(
+                f"threads = {self.threads} is not allowed; give 1 to {MOST_THREADS:,}."
+            )
+        if not -(2**63) <= self.seed < 2**63:
+            raise SettingError(f"seed = {self.seed} is not allowed; give a number of 64 bits.")
+        if not self.checkpoint_seconds >= 0:
+            raise SettingError(
+                f"checkpoint_seconds = {self.checkpoint_seconds} is not allowed; give 0 or more."
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as `config.toml` has it: a recipe with a table [run]."""
+        import torch
+
+        run = {
+            "format": FORMAT,
+            "library": __version__,
+            "torch": torch.__version__,
+            "recipe": self.recipe.name,
+            "seed": self.seed,
+            "device": self.device,
+            "threads": self.threads,
+            "data": self.data,
+            "checkpoint_seconds": self.checkpoint_seconds,
+        }
+        values = self.recipe.as_dict()
+        plain = {k: values.pop(k) for k in ("scenario", "method")}
+        return plain | {"run": run} | values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Plan:
+        """The plan of a `config.toml`."""
+        run = values["run"]
+        given: dict[str, Any] = {
+            k: None if run[k] == "none" else run[k]
+            for k in ("seed", "device", "threads", "data", "checkpoint_seconds")
+        }
+        return cls(complete(run["recipe"], values), **given)
+
+
+def build_architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Architecture:
+    """The recipe's network; "auto" chooses one for the shape of the inputs."""
+    import torch
+
+    from tinysubnets import networks
+    from tinysubnets.nn.architecture import Architecture
+
+    settings = {k: v for k, v in recipe.network.items() if k not in ("name", "head")}
+    name = str(recipe.network["name"])
+    if name == "auto":
+        name, settings = _network_for(shape, settings)
+    # Forked and seeded: weights of the network matter where learning starts from them.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = networks.build(name, **settings)
+    head = str(recipe.network.get("head", "fc"))
+    return Architecture(net, head, rebuild={"network": name, "settings": settings})
+
+
+def _network_for(shape: tuple[int, ...], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A network for inputs of that shape: convolutions for images, else fully connected."""
+    if len(shape) == 4 and shape[2] == shape[3] >= 18:
+        return "alexnet", {"in_channels": shape[1], "image_size": shape[2], "hidden": 512} | given
+    features = 1
+    for size in shape[1:]:
+        features *= size
+    return "mlp", {"in_features": features, "hidden": [100, 100]} | given
+
+
+def default_folder(recipe: Recipe, seed: int, base: str | Path = "runs") -> Path:
+    """The first unused folder `runs/<recipe>/<method>/seed-<n>`."""
+    stem = Path(recipe.name).stem if recipe.name.endswith(".toml") else recipe.name
+    first = Path(base) / stem.replace("/", "-") / recipe.method / f"seed-{seed}"
+    path, number = first, 1
+    while (path / "config.toml").exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path

@@ -1,0 +1,388 @@
+"""The result of a run as plain data: `result.json`; docs/RESULTS.md describes every field."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets.errors import RunError
+from tinysubnets.experiments import metrics
+from tinysubnets.experiments.methods import METHODS
+from tinysubnets.experiments.run_dir import plain
+from tinysubnets.version import __version__
+
+if TYPE_CHECKING:
+    from tinysubnets.experiments.recipe import Plan
+    from tinysubnets.model.store import SubnetStore
+    from tinysubnets.nn.architecture import Architecture
+
+
+FORMAT = 1
+
+
+def build(
+    plan: Plan,
+    learner: Any,
+    probes: Sequence[metrics.Probe],
+    sizes: Sequence[dict[str, int]],
+    matrix: list[metrics.Row],
+    model_bytes: int | None,
+) -> dict[str, Any]:
+    """Everything a run came to; seconds are the only numbers that differ when it is repeated."""
+    ledger = learner.ledger() if hasattr(learner, "ledger") else learner.store.ledger()
+    if model_bytes is not None and getattr(ledger, "file_bytes", 0) is None:
+        ledger = replace(ledger, file_bytes=model_bytes)
+    ledger = ledger if isinstance(ledger, dict) else ledger.as_dict()
+    recipe = plan.recipe
+    return {
+        "format": FORMAT,
+        "library": __version__,
+        "scenario": recipe.scenario,
+        "method": recipe.method,
+        "recipe": recipe.name,
+        "seed": plan.seed,
+        "setting": getattr(learner, "setting", "task-incremental"),
+        "measured_on": sorted({p.measured_on for p in probes}),
+        "settings": recipe.as_dict(),
+        "accuracy_matrix": matrix,
+        "metrics": metrics.summary(matrix, [len(p.classes) for p in probes]),
+        "tasks": [
+            _task(learner, probe, size, matrix[i][i], matrix[-1][i])
+            for i, (probe, size) in enumerate(zip(probes, sizes, strict=True))
+        ],
+        "capacity": {
+            name: ledger.get(name) for name in ("file", "paper", "worked_example", "file_bytes")
+        }
+        | ({"wsn": learner.wsn_capacity()} if hasattr(learner, "wsn_capacity") else {}),
+        "free_share": learner.store.free_share() if hasattr(learner, "store") else None,
+        "ledger": ledger,
+        "divergence": divergence(learner, [p.name for p in probes]),
+        "environment": environment(plan),
+    }
+
+
+def _task(
+    learner: Any,
+    probe: metrics.Probe,
+    sizes: dict[str, int],
+    accuracy: float | None,
+    final: float | None,
+) -> dict[str, Any]:
+    """One task's line: its data, its accuracy when learned and at the end, the learner's report."""
+    report = asdict(learner.reports[probe.name])
+    return {
+        "name": probe.name,
+        "classes": list(probe.classes),
+        "samples": dict(sizes),
+        "measured_on": probe.measured_on,
+        "accuracy": accuracy,
+        "final_accuracy": final,
+    } | {k: v for k, v in report.items() if k != "name"}
+
+
+def divergence(learner: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """How far each task was from the earlier ones, and which bank that led to."""
+    subnets = getattr(getattr(learner, "store", None), "subnets", {})
+    decisions = {n: subnets[n].decision for n in names if n in subnets and subnets[n].decision}
+    if not decisions:
+        return None
+    matrix = [
+        [decisions[row].divergences.get(column) if row in decisions else None for column in names]
+        for row in names
+    ]
+    return {
+        "threshold": getattr(learner.settings, "threshold", None),
+        "matrix": matrix,
+        "decisions": {
+            n: {"bank": d.bank, "reason": d.reason, "nearest": d.nearest}
+            for n, d in decisions.items()
+        },
+    }
+
+
+def environment(plan: Plan) -> dict[str, Any]:
+    """The machine and versions a run was made with."""
+    import numpy as np
+    import torch
+
+    device = plan.device
+    if device.startswith("cuda"):
+        device = f"{device} ({torch.cuda.get_device_name()})"
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device,
+    }
+
+
+def to_json(result: dict[str, Any]) -> str:
+    """The result as JSON text; what is not a number is null, since JSON has no NaN."""
+    return json.dumps(plain(result), indent=1, allow_nan=False) + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Finished runs, read back from their folders: results, learning curves, and the saved model.
+
+
+RESULT = "result.json"
+EPOCHS = "metrics.jsonl"
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: its folder and its `result.json` as plain data."""
+
+    folder: Path
+    result: dict[str, Any]
+
+    @property
+    def scenario(self) -> str:
+        """The name of the scenario."""
+        return str(self.result["scenario"])
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.result["method"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.result["seed"])
+
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe, or "defaults"."""
+        return str(self.result.get("recipe") or "defaults")
+
+    @property
+    def setting(self) -> str:
+        """Whether the task is known when predicting: "task-incremental" and so on."""
+        return str(self.result.get("setting", "task-incremental"))
+
+    @property
+    def tasks(self) -> list[dict[str, Any]]:
+        """What was recorded of each task, in the order of learning."""
+        return list(self.result["tasks"])
+
+    @property
+    def matrix(self) -> list[list[float | None]]:
+        """The accuracy matrix as fractions of 1."""
+        return list(self.result["accuracy_matrix"])
+
+    def metric(self, name: str) -> float | None:
+        """A metric of the accuracy matrix as a fraction of 1; None where it is not defined."""
+        value = self.result["metrics"].get(name)
+        return None if value is None else float(value)
+
+    def capacity(self, view: str) -> float | None:
+        """The size in one of the three views, over the dense float32 shared weights."""
+        value = (self.result.get("capacity") or {}).get(view)
+        if value is None:
+            value = (self.result.get("ledger") or {}).get(view)
+        return None if value is None else float(value)
+
+    @property
+    def size_bytes(self) -> float | None:
+        """The bytes of the saved file, or of the ledger where nothing was saved."""
+        ledger = self.result.get("ledger") or {}
+        if ledger.get("file_bytes") is not None:
+            return float(ledger["file_bytes"])
+        total = (ledger.get("total") or {}).get("total")
+        return None if total is None else float(total) / 8
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recipe with every setting, without the seed."""
+        return dict(self.result.get("settings") or {})
+
+    def setting_of(self, *path: str) -> Any:
+        """A setting by its path, such as ("tsn", "bits"); None where it was not recorded."""
+        value: Any = self.settings
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """The metrics of every epoch, in order; empty where none were kept."""
+        path = self.folder / EPOCHS
+        if not path.is_file():
+            return []
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.strip()]
+
+    def store(self) -> SubnetStore | None:
+        """The saved model; None where there is none of subnets, or its network is unknown here."""
+        if not (self.folder / MODEL).is_dir():
+            return None
+        from tinysubnets.errors import MismatchError, TinySubNetsError
+        from tinysubnets.model.store import SubnetStore
+
+        try:
+            return SubnetStore.load(self.folder / MODEL)
+        except MismatchError:
+            architecture = self._own_architecture()
+            if architecture is None:
+                return None
+            return SubnetStore.load(self.folder / MODEL, architecture)
+        except TinySubNetsError:
+            return None
+
+    def _own_architecture(self) -> Architecture | None:
+        """The user's own network, built again from the recipe where it is named there."""
+        from tinysubnets import networks
+        from tinysubnets.errors import TinySubNetsError
+        from tinysubnets.nn.architecture import Architecture
+
+        settings = dict(self.settings.get("network") or {})
+        name, head = settings.pop("name", "auto"), settings.pop("head", "fc")
+        try:
+            return None if name == "auto" else Architecture(networks.build(name, **settings), head)
+        except TinySubNetsError:
+            return None
+
+
+def read_run(folder: str | Path) -> Run:
+    """The run in a folder, or an error that says what is missing."""
+    from tinysubnets.experiments.results import FORMAT
+
+    folder = Path(folder)
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{folder} holds no {RESULT}: it is no finished run.") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / RESULT} cannot be read: {error}.") from error
+    if isinstance(result, dict) and result.get("format", FORMAT) != FORMAT:
+        raise RunError(
+            f"{folder / RESULT} is of format {result['format']}, written by tinysubnets "
+            f"{result.get('library', 'of an unknown version')}; this version reads format "
+            f"{FORMAT}. Look at it with that version."
+        )
+    needed = ("scenario", "method", "seed", "accuracy_matrix", "metrics", "tasks")
+    missing = [k for k in needed if not isinstance(result, dict) or k not in result]
+    if missing:
+        raise RunError(f"{folder / RESULT} is no result of this package: it lacks {missing}.")
+    return Run(folder, result)
+
+
+def find_runs(folders: Iterable[str | Path]) -> list[Run]:
+    """All finished runs in or below the folders, in the order of their paths."""
+    found: dict[Path, Run] = {}
+    for given in folders:
+        folder = Path(given)
+        if not folder.is_dir():
+            raise RunError(f"{folder} is no folder; give run folders, or a folder that holds some.")
+        results = sorted(folder.rglob(RESULT))
+        if not results:
+            hint = f" Go on with: tsn resume {folder}" if (folder / "config.toml").exists() else ""
+            raise RunError(f"{folder} holds no finished run (no {RESULT} in it or below it).{hint}")
+        for path in results:
+            found.setdefault(path.parent.resolve(), read_run(path.parent))
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (n - 1) of a number over runs."""
+
+    mean: float
+    std: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        mean = math.fsum(values) / len(values)
+        if len(values) == 1:
+            return cls(mean, 0.0, 1)
+        squares = math.fsum((v - mean) ** 2 for v in values)
+        return cls(mean, math.sqrt(squares / (len(values) - 1)), len(values))
+
+    def __str__(self) -> str:
+        return self.show()
+
+    def show(self, digits: int = 2, factor: float = 1.0) -> str:
+        """Such as "97.14 ± 0.05 (5)"; without ± for a single run."""
+        mean = f"{self.mean * factor:.{digits}f}"
+        spread = f" ± {self.std * factor:.{digits}f}" if self.count > 1 else ""
+        return f"{mean}{spread} ({self.count})"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    scenario: str
+    method: str
+    recipe: str
+    runs: tuple[Run, ...] = field(default_factory=tuple)
+
+    @property
+    def label(self) -> str:
+        """The recipe's name, and how many of its settings these runs changed."""
+        changed = changes(self.runs[0])
+        if not changed:
+            return self.recipe
+        few = ", ".join(f"{n}={v}" for n, v in list(changed.items())[:1])
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        return f"{self.recipe} with {few}{more}"
+
+    def spread(self, measure: Callable[[Run], float | None]) -> Spread | None:
+        """Mean and deviation of what was measured in each run; None where in no run."""
+        values = [v for v in map(measure, self.runs) if v is not None]
+        return Spread.of(values) if values else None
+
+
+def changes(run: Run) -> dict[str, Any]:
+    """The settings of a run that differ from its recipe in this package, by dotted name."""
+    if run.recipe == "defaults" or run.recipe.endswith(".toml"):
+        return {}
+    from tinysubnets.errors import SettingError
+    from tinysubnets.experiments import recipe
+
+    try:
+        # Through JSON, as the run's own settings went: tuples become lists there.
+        plain = json.loads(json.dumps(recipe.load(run.recipe, method=run.method).as_dict()))
+    except SettingError:
+        return {}
+    known, used = flat(plain), flat(run.settings)
+    return {n: v for n, v in used.items() if known.get(n, "none") != v}
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        out |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return out
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs gathered by scenario, method, recipe and settings, whatever their seed.
+
+    Methods come in the order of `tsn list`, unknown ones last.
+    """
+    order = {name: place for place, name in enumerate(METHODS)}
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        settings = json.dumps(run.settings, sort_keys=True, default=str)
+        groups.setdefault((run.scenario, run.method, run.recipe, settings), []).append(run)
+    found = [
+        Group(key[0], key[1], key[2], tuple(sorted(members, key=lambda r: r.seed)))
+        for key, members in groups.items()
+    ]
+    return sorted(found, key=lambda g: order.get(g.method, len(order)))

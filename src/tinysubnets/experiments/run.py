@@ -1,0 +1,277 @@
+"""An experiment: a recipe and a seed, run task by task in a run folder, and safe against crashes.
+
+    with RunFolder("runs/one") as folder:
+        experiment = Experiment.begin(Plan(recipe.load("permuted-digits")), folder)
+        for event in experiment.steps():
+            print(event)
+
+Checkpoints are written between two steps, at most one every `checkpoint_seconds` of the plan, and
+by `save_()`; `Experiment.resume(folder)` goes on from the last one and ends with the same numbers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from tinysubnets import scenarios
+from tinysubnets.errors import CapacityWarning, RunError
+from tinysubnets.experiments import methods as learners
+from tinysubnets.experiments import results
+from tinysubnets.experiments.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    learner_state,
+    restore_learner_,
+)
+from tinysubnets.experiments.metrics import Probe, Row, measure_row
+from tinysubnets.experiments.recipe import Plan, build_architecture
+from tinysubnets.experiments.run_dir import RunFolder, explained
+from tinysubnets.tasks.task import Task
+from tinysubnets.training.loop import EpochReport
+from tinysubnets.training.precision import pick_device
+
+# Below this many shared weights a second thread costs more than it brings, above all on a busy
+# machine.
+SMALL_NETWORK = 250_000
+
+
+@dataclass(frozen=True)
+class TaskBegun:
+    """A task is about to be learned, or gone on with from a later epoch."""
+
+    index: int
+    num_tasks: int
+    name: str
+    num_classes: int
+    num_samples: int
+    first_epoch: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class TaskLearned:
+    """A task was learned, and all tasks were measured."""
+
+    index: int
+    num_tasks: int
+    report: Any
+    row: Row
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is finished; its result is in the folder."""
+
+    result: dict[str, Any]
+
+
+Event = TaskBegun | EpochReport | TaskLearned | Note | Finished
+
+
+class Experiment:
+    """One run: its scenario, its learner and what was measured so far."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, checkpoint: Checkpoint | None = None) -> None:
+        self.folder = folder
+        self.checkpoints = Checkpoints(folder.path)
+        recipe = plan.recipe
+        self.scenario = scenarios.build(
+            recipe.scenario, recipe.data, seed=plan.seed, root=plan.data
+        )
+        # All data are looked at before anything is trained: a missing set must not cost hours.
+        tasks = [self._described(self.scenario.task(i)) for i in range(len(self.scenario.names))]
+        self.probes = [probe for probe, _ in tasks]
+        self.sizes = [sizes for _, sizes in tasks]
+        shape = tuple(self.probes[0].data.inputs(slice(0, 1)).shape)
+        architecture = build_architecture(recipe, shape, plan.seed)
+        if plan.threads is None:
+            small = architecture.num_shared < SMALL_NETWORK
+            plan = replace(plan, threads=1 if small else torch.get_num_threads())
+        assert plan.threads is not None
+        torch.set_num_threads(plan.threads)
+        self.plan = plan
+        self.learner = learners.build(
+            recipe.method,
+            architecture,
+            settings=recipe.learner,
+            training=recipe.training,
+            pruning=recipe.pruning,
+            device=plan.device,
+            seed=plan.seed,
+        )
+        self.matrix: list[Row] = []
+        self.notes: list[str] = []
+        self._lesson: Any = None
+        self._resumed = None if checkpoint is None else checkpoint.lesson
+        self._seconds, self._since = 0.0, time.perf_counter()
+        self._saved_at = time.monotonic()
+        self._learned_is_saved = False
+        if checkpoint is not None:
+            self._restore_(checkpoint)
+
+    @classmethod
+    def begin(cls, plan: Plan, folder: RunFolder) -> Experiment:
+        """A new run in an empty folder."""
+        if folder.is_finished:
+            raise RunError(
+                f"{folder.path} already holds a finished run. Choose another folder with --out, "
+                "or remove this one."
+            )
+        if folder.is_started:
+            raise RunError(
+                f"{folder.path} holds a run that was not finished. Go on with it by: "
+                f"tsn resume {folder.path}; or choose another folder with --out."
+            )
+        experiment = cls(replace(plan, device=str(pick_device(plan.device))), folder)
+        folder.write_config(experiment.plan.as_dict())
+        folder.log(f"begin {plan.recipe.name} by {plan.recipe.method}, seed {plan.seed}")
+        return experiment
+
+    @classmethod
+    def resume(cls, folder: RunFolder) -> Experiment:
+        """A run that was interrupted, at its last checkpoint or at its beginning."""
+        kept = folder.config()
+        plan = Plan.from_dict(kept)
+        checkpoints = Checkpoints(folder.path)
+        if folder.is_finished:
+            checkpoints.remove()  # of a process that was killed right after its result
+            raise RunError(f"{folder.path} is finished: there is nothing to resume.")
+        experiment = cls(plan, folder, checkpoints.load())
+        experiment.checkpoints = checkpoints
+        if not experiment.matrix and experiment._resumed is None:
+            folder.forget_metrics(0)
+        folder.log(f"resume with {len(experiment.matrix)} tasks learned")
+        if kept["run"].get("torch") != torch.__version__:
+            folder.log(f"torch is now {torch.__version__}: numbers may differ from here on")
+        return experiment
+
+    def steps(self) -> Iterator[Event]:
+        """The run, one event at a time: epochs, learned tasks, and at last the result."""
+        for index in range(len(self.matrix), len(self.probes)):
+            yield from self._learn(index)
+        yield Finished(self._finish())
+
+    def save_(self) -> None:
+        """Write a checkpoint of this very moment; only between two steps."""
+        learned = None if self._learned_is_saved else learner_state(self.learner)
+        lesson = None if self._lesson is None else self._lesson.state()
+        numbers = {
+            "matrix": self.matrix,
+            "notes": self.notes,
+            "seconds": self.seconds,
+            "metrics_bytes": self.folder.tracked_bytes(),
+        }
+        self.checkpoints.save(learned, lesson, numbers)
+        self._learned_is_saved = True
+        self._saved_at = time.monotonic()
+
+    def _save_if_due_(self) -> None:
+        if time.monotonic() - self._saved_at >= self.plan.checkpoint_seconds:
+            self.save_()
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, over all its processes."""
+        return self._seconds + time.perf_counter() - self._since
+
+    def _described(self, task: Task) -> tuple[Probe, dict[str, int]]:
+        test = 0 if task.test is None else len(task.test)
+        return Probe.of(task), {"train": len(task.train), "valid": len(task.valid), "test": test}
+
+    def _restore_(self, checkpoint: Checkpoint) -> None:
+        restore_learner_(self.learner, checkpoint.learned)
+        numbers = checkpoint.numbers
+        if hasattr(self.learner, "revisit_"):  # joint training keeps all data, a checkpoint none
+            for index in range(len(numbers["matrix"])):
+                self.learner.revisit_(self.scenario.task(index))
+        self.matrix, self.notes = [list(row) for row in numbers["matrix"]], list(numbers["notes"])
+        self._seconds = float(numbers["seconds"])
+        self._learned_is_saved = True
+        self.folder.forget_metrics(int(numbers["metrics_bytes"]))
+
+    def _learn(self, index: int) -> Iterator[Event]:
+        """One task from its first or resumed epoch to its row of the accuracy matrix."""
+        task = self.scenario.task(index)
+        yield from self._begin_lesson(task)
+        lesson = self._lesson
+        first, epochs = lesson.training.progress.epoch, self.learner.training.epochs
+        yield TaskBegun(
+            index,
+            len(self.probes),
+            task.name,
+            task.num_classes,
+            len(task.train),
+            first,
+            epochs,
+        )
+        while not lesson.finished:
+            report = lesson.epoch()
+            self.folder.track({"index": index} | asdict(report))
+            self._save_if_due_()
+            yield report
+        lesson.finish()
+        self._lesson, self._learned_is_saved = None, False
+        row = measure_row(self.learner, self.probes, index)
+        self.matrix.append(row)
+        learned = TaskLearned(index, len(self.probes), self.learner.reports[task.name], row)
+        self.folder.log(f"learned {task.name}: accuracy {row[index]:.4f}")
+        self._save_if_due_()
+        yield learned
+
+    def _begin_lesson(self, task: Task) -> Iterator[Note]:
+        """Set up the task's lesson, at the epoch of the checkpoint where there is one."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self._lesson = self.learner.begin(task)
+        for warning in caught:
+            text = str(warning.message)
+            if not issubclass(warning.category, CapacityWarning):
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
+            elif text not in self.notes:
+                self.notes.append(text)
+                self.folder.log(text)
+                yield Note(text)
+        if self._resumed is not None:
+            self._lesson.restore_(*self._resumed)
+            self._resumed = None
+
+    def _finish(self) -> dict[str, Any]:
+        """Save the model, write the result, and remove what is no longer needed."""
+        model_bytes = self._save_model()
+        result = results.build(
+            self.plan, self.learner, self.probes, self.sizes, self.matrix, model_bytes
+        )
+        result |= {"notes": self.notes, "seconds": self.seconds}
+        self.folder.tracked_bytes()  # on disk before the result says that the run is finished
+        self.folder.write("result.json", results.to_json(result))
+        self.folder.log(f"finished: average accuracy {result['metrics']['average_accuracy']:.4f}")
+        self.checkpoints.remove()
+        return result
+
+    def _save_model(self) -> int | None:
+        """The learned model in `model/`; the bytes of its file."""
+        if not hasattr(self.learner, "save"):
+            return None
+        folder = self.folder.path / "model"
+        # Of a process that was killed between its model and its result.
+        shutil.rmtree(folder, ignore_errors=True)
+        with explained(self.folder.path):
+            self.learner.save(folder)
+        file = folder / "model.safetensors"
+        return file.stat().st_size if file.exists() else None

@@ -1,0 +1,62 @@
+"""The model card: what a model folder says of itself to people and to the Hub."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from tinysubnets.model.size import Entry, Ledger
+
+if TYPE_CHECKING:
+    from tinysubnets.model.store import SubnetStore
+
+
+def model_card(store: SubnetStore, ledger: Ledger) -> str:
+    """The README of a model folder: tasks, accuracies and the ledger."""
+    lines = [
+        "---",
+        "library_name: tinysubnets",
+        "tags:",
+        "- continual-learning",
+        "- tinysubnets",
+        "---",
+        "",
+        f"# {len(store.tasks)} tasks in one network",
+        "",
+        f"{ledger.file_bytes:,} bytes in `model.safetensors`; the network has "
+        f"{ledger.num_weights:,} shared weights, {4 * ledger.num_weights:,} bytes as float32. "
+        f"So the file is {100 * (ledger.file or 0):.2f} % of one dense network.",
+        "",
+        "| task | classes | bank | bits | density | validation accuracy | bytes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, subnet in store.subnets.items():
+        accuracy = subnet.valid_accuracy
+        shown = f"{100 * accuracy:.2f} %" if accuracy == accuracy else "not recorded"
+        lines.append(
+            f"| {_cell(name)} | {_cell(', '.join(map(str, subnet.classes)))} | {subnet.bank} | "
+            f"{subnet.bits} | {store.density(name):.4f} | {shown} | "
+            f"{ledger.tasks[name].total / 8:,.0f} |"
+        )
+    lines += ["", "| part | bytes |", "|---|---|"]
+    lines += [f"| {f.name} | {getattr(ledger.total, f.name) / 8:,.0f} |" for f in fields(Entry)]
+    lines += [f"| file | {ledger.file_bytes:,} |", "", *_usage(store), ""]
+    return "\n".join(lines)
+
+
+def _usage(store: SubnetStore) -> list[str]:
+    """How the model is used, for the first of its tasks."""
+    return [
+        "```python",
+        "from tinysubnets import SubnetStore",
+        "",
+        'store = SubnetStore.load("path/to/this/folder")',
+        f"labels = store.predict({next(iter(store.tasks), 'task')!r}, inputs)",
+        "```",
+    ]
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break out of a table cell."""
+    short = text if len(text) <= 200 else text[:200] + "…"
+    return "".join(c if c.isprintable() else " " for c in short).replace("|", "\\|")

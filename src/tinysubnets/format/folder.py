@@ -1,0 +1,147 @@
+"""A model folder: saved atomically, never over another writer's model, and loaded again.
+
+Only `model.safetensors` is the model. `config.json` and `README.md` are derived from it for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from tinysubnets.errors import ArtifactError, ConflictError, FormatError
+from tinysubnets.format.card import model_card
+from tinysubnets.format.container import FILE_NAME, ModelFile, model_path
+from tinysubnets.format.io import encode, read_contents
+from tinysubnets.format.rebuild import architecture_for
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.nn.architecture import Architecture
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # not on Windows: two writers at the same instant are then not kept apart
+    fcntl = None
+
+
+def save(store: SubnetStore, folder: str | os.PathLike[str]) -> Path:
+    """Write a store into a folder, in one step as others see it; returns the model file."""
+    if store.is_partial:
+        raise ArtifactError(
+            f"this store holds only the task {store.tasks[0]!r} of its model, loaded for "
+            "deployment; load the whole model to save it."
+        )
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"{target} is not a folder to save in: {error.strerror}.") from None
+    encoded = encode(store)
+    identity = _identity_of(encoded.parts[0])
+    path = target / FILE_NAME
+    with _locked(target):
+        _check_conflict(path, store, identity)
+        replace_file(path, encoded.parts)
+        store.saved_as = identity
+        with ModelFile(path) as file:
+            config = json.dumps(file.config, indent=2, ensure_ascii=False) + "\n"
+        replace_file(target / "config.json", [config.encode()])
+        replace_file(target / "README.md", [model_card(store, encoded.ledger).encode()])
+    return path
+
+
+def load(
+    where: str | os.PathLike[str],
+    net: nn.Module | Architecture | None = None,
+    task: str | None = None,
+    device: str | torch.device = "cpu",
+) -> SubnetStore:
+    """The store in a model folder, or only what one of its tasks needs."""
+    with ModelFile(model_path(where)) as file:
+        contents = read_contents(file, task)
+        identity = file.identity
+    architecture = architecture_for(contents, net)
+    block = contents.manifest.layout.block
+    store = SubnetStore(architecture, block=block, settings=contents.settings, device=device)
+    store.banks, store.subnets = contents.banks, contents.subnets
+    for bank in store.banks:
+        bank.layout = store.layout
+    store.saved_as, store.is_partial = identity, task is not None
+    return store
+
+
+def replace_file(path: Path, parts: Sequence[bytes]) -> None:
+    """Put a file in the place of another at one instant, and make that last.
+
+    Written beside, synced, renamed, and the folder synced: whoever looks, and whatever is left
+    after a crash, is the old file or the new one.
+    """
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # of a read-only disk: the first error says more
+            beside.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _check_conflict(path: Path, store: SubnetStore, identity: str) -> None:
+    """Refuse to replace a model that this store does not know."""
+    if not os.path.lexists(path):
+        return
+    try:
+        with ModelFile(path) as file:
+            there = file.identity
+    except ArtifactError as error:
+        raise ConflictError(
+            f"{path} exists and is not a model that can be read ({error}). Move it away, or save "
+            "elsewhere."
+        ) from error
+    if there not in (store.saved_as, identity):
+        raise ConflictError(
+            f"{path} is not the model this store was loaded from or last saved as: another writer "
+            "has put it there. Load it and learn on top of it, or save elsewhere."
+        )
+
+
+def _identity_of(header: bytes) -> str:
+    """The config's hash, which stands for the whole file: everything hangs on it."""
+    value = json.loads(header[8:])["__metadata__"]["blake2b"]
+    if not isinstance(value, str):
+        raise FormatError("a header without its hash.")
+    return value
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other writers out of a folder; the lock goes with the process."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

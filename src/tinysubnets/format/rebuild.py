@@ -1,0 +1,171 @@
+"""The network of a model: rebuilt by name, or given again and checked against the record."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from tinysubnets import networks
+from tinysubnets.errors import ArchitectureError, DamageError, MismatchError, SettingError
+from tinysubnets.format.header import Manifest
+from tinysubnets.format.io import Contents
+from tinysubnets.nn.architecture import Architecture, Specification
+
+
+def architecture_for(contents: Contents, net: nn.Module | Architecture | None) -> Architecture:
+    """The architecture of a model, from the network given or from its recorded name."""
+    manifest = contents.manifest
+    if isinstance(net, Architecture):
+        _compare({s.name: s.shape for s in (*net.shared, *net.private)}, manifest)
+        _compare_shared(net, manifest)
+        architecture = copy.copy(net)
+    else:
+        net = _rebuilt(manifest, contents.constants) if net is None else net
+        if not isinstance(net, nn.Module):
+            raise MismatchError(f"net: a torch.nn.Module is needed, not {type(net).__name__}.")
+        architecture = _wrapped(net, manifest)
+    architecture.rebuild = manifest.rebuild
+    _take_constants(architecture, contents)
+    # What a fresh vector starts from belongs to the model, whichever instance was given now.
+    constants = {s.name: s.constant for s in manifest.private}
+    architecture.private = tuple(
+        Specification(s.name, s.shape, constants[s.name]) for s in architecture.private
+    )
+    return architecture
+
+
+def _wrapped(net: nn.Module, manifest: Manifest) -> Architecture:
+    names = {s.name for s in manifest.layout.shared}
+    found = {n: tuple(p.shape) for n, p in net.named_parameters()}
+    buffers = {n: tuple(b.shape) for n, b in net.named_buffers()}
+    private = {s.name for s in manifest.private}
+    _compare(found | {n: s for n, s in buffers.items() if n in private}, manifest)
+    try:
+        architecture = Architecture(net, manifest.head, shared=lambda name, _: name in names)
+    except ArchitectureError as error:
+        raise MismatchError(f"the network given does not fit the model: {error}") from error
+    _compare_shared(architecture, manifest)
+    return architecture
+
+
+def _compare(found: Mapping[str, tuple[int, ...]], manifest: Manifest) -> None:
+    """Insist on the recorded names and shapes; a mismatch prints both sides."""
+    recorded = {s.name: s.shape for s in (*manifest.layout.shared, *manifest.private)}
+    lines = []
+    for name in [*recorded, *(n for n in found if n not in recorded)]:
+        ours, given = recorded.get(name), found.get(name)
+        alike = ours == given
+        if name in manifest.outputs and ours is not None and given is not None:
+            alike = ours[1:] == given[1:]  # every task has a head of its own width
+        if not alike:
+            lines.append(f"  {name}: model {_show(ours)}, network {_show(given)}")
+    if lines:
+        more = f"\n  … and {len(lines) - 20} more" if len(lines) > 20 else ""
+        raise MismatchError(
+            "the network given is not the one this model was made with:\n"
+            + "\n".join(lines[:20])
+            + more
+        )
+
+
+def _show(shape: tuple[int, ...] | None) -> str:
+    return "has none" if shape is None else str(shape)
+
+
+def _compare_shared(architecture: Architecture, manifest: Manifest) -> None:
+    sides = [[s.name for s in part] for part in (manifest.layout.shared, architecture.shared)]
+    if sides[0] != sides[1]:
+        raise MismatchError(
+            "the network's tensors are shared otherwise than in the model:\n"
+            f"  model   {', '.join(sides[0])}\n  network {', '.join(sides[1])}"
+        )
+
+
+def _take_constants(architecture: Architecture, contents: Contents) -> None:
+    """Put the recorded constant buffers in place of those of the network given."""
+    sides = [
+        {n: (tuple(t.shape), t.dtype) for n, t in part.items()}
+        for part in (contents.constants, architecture.constants)
+    ]
+    if sides[0] != sides[1]:
+        raise MismatchError(f"constant buffers differ:\n  model   {sides[0]}\n  network {sides[1]}")
+    architecture.constants = {n: contents.constants[n] for n in architecture.constants}
+
+
+def _rebuilt(manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
+    """A network of this package by its recorded name, without initial values."""
+    record = manifest.rebuild
+    if record is None or not isinstance(record.get("network"), str) or ":" in record["network"]:
+        raise MismatchError(
+            "this model was made with a network of your own; give it again: load(…, net=…), or "
+            "--net MODULE:FUNCTION on the command line."
+        )
+    settings = record.get("settings", {})
+    if not isinstance(settings, dict):
+        raise DamageError("config: the settings of the network are not a table.")
+    most = len(manifest.layout.shared) + len(manifest.private)
+    try:
+        # On the meta device nothing is allocated, whatever sizes a forged file asks for.
+        with torch.device("meta"), _at_most(most):
+            net = networks.build(record["network"], **settings)
+    except DamageError:
+        raise
+    except (SettingError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        raise MismatchError(
+            f"the network {record['network']!r} cannot be rebuilt: {error} "
+            "Give it yourself: load(…, net=…)."
+        ) from error
+    found = {n: tuple(p.shape) for n, p in net.named_parameters()}
+    private = {s.name for s in manifest.private}
+    found |= {n: tuple(b.shape) for n, b in net.named_buffers() if n in private}
+    _compare(found, manifest)
+    return _filled(net, manifest, constants)
+
+
+@contextmanager
+def _at_most(count: int) -> Iterator[None]:
+    """Stop building a network that has more tensors than its file says."""
+    seen = 0
+
+    def count_one(*_: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 4 * count + 64:
+            raise DamageError(f"config: the network has more than the {count} tensors recorded.")
+
+    handle = register_module_parameter_registration_hook(count_one)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _filled(net: nn.Module, manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
+    """The network with the recorded constants; matrices stay untouched and so cost no memory."""
+    start = {s.name: s.constant for s in manifest.private}
+    places: dict[
+        int, nn.Parameter
+    ] = {}  # not `to_empty`, which first imports half a second of code
+    for prefix, module in net.named_modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in places:
+                    constant = start.get(f"{prefix}.{leaf}" if prefix else leaf)
+                    values = torch.empty(parameter.shape)
+                    places[id(parameter)] = nn.Parameter(
+                        values if constant is None else values.fill_(constant)
+                    )
+                module._parameters[leaf] = places[id(parameter)]
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None:
+                known = constants.get(f"{prefix}.{leaf}" if prefix else leaf)
+                fits = known is not None and known.shape == buffer.shape
+                module._buffers[leaf] = (
+                    known if fits else torch.zeros(buffer.shape, dtype=buffer.dtype)
+                )
+    return net

@@ -1,0 +1,325 @@
+"""The sections of a model file: codes and codebooks, masks, task memory, records."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinysubnets.coding.byte_io import Reader, Writer
+from tinysubnets.coding.codes import decode_codes, encode_codes
+from tinysubnets.errors import ArtifactError, DamageError
+from tinysubnets.format.container import canonical, parse
+from tinysubnets.model.mask_references import MAX_MAGNITUDE
+from tinysubnets.model.subnet import FREE_SCORES, SCORES, Coded, CodedMask, Subnet
+from tinysubnets.tasks.divergence import Statistics
+
+# --------------------------------------------------------------------------------------------------
+# Coded values in bytes: the codes and codebooks of shared weights, and private tensors.
+#
+# A form byte says how a list of values is stored: bits 1-5 hold the width of a code, 0 where the
+# values stand as themselves; bit 0 is set where centres or values take 32 bits instead of 16.
+
+
+MAX_CODE_BITS = 16
+
+
+def write_own(own: Sequence[Coded]) -> tuple[bytes, bytes]:
+    """The codes and the codebooks of a task's own shared weights, a section each."""
+    codes, books = Writer(), Writer()
+    for coded in own:
+        write_form(books, coded)
+        write_codes(codes, coded)
+    if not any(len(c) for c in own):  # a task that adds nothing stores nothing
+        return b"", b""
+    return codes.bytes(), books.bytes()
+
+
+def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[Coded, ...]:
+    """The own weights of a task, `counts` of them per codebook."""
+    if not any(counts):
+        if data[0] or data[1]:
+            raise DamageError("codes for a task that owns no weight.")
+        return tuple(Coded(torch.zeros(0)) for _ in counts)
+    codes, books = Reader(data[0], "codes"), Reader(data[1], "codebooks")
+    out = [read_codes(codes, read_form(books), count) for count in counts]
+    codes.done()
+    books.done()
+    return tuple(out)
+
+
+def write_tensor(out: Writer, coded: Coded) -> None:
+    """A private tensor: its form, its centres, its codes or values."""
+    write_form(out, coded)
+    write_codes(out, coded)
+
+
+def read_tensor(data: Reader, count: int) -> Coded:
+    """A private tensor of `count` values."""
+    return read_codes(data, read_form(data), count)
+
+
+def write_form(out: Writer, coded: Coded) -> None:
+    """The form byte, and for codes the number of centres less one and the centres."""
+    width = 0 if coded.codes is None else coded.bits
+    if coded.codes is not None and not 1 <= len(coded.values) <= 2**width <= 2**MAX_CODE_BITS:
+        raise ArtifactError(f"{len(coded.values)} centres for codes of {width} bits.")
+    out.byte(width << 1 | (coded.value_bits == 32))
+    if width:
+        out.varint(len(coded.values) - 1)
+        out.floats(coded.values, coded.value_bits)
+
+
+def read_form(data: Reader) -> tuple[int, int, torch.Tensor | None]:
+    """The width of codes (0 for none), the bits of a value, and the centres of a codebook."""
+    form = data.byte()
+    width, bits = form >> 1, 32 if form & 1 else 16
+    if width > MAX_CODE_BITS:
+        raise data.damage(f"codes of {width} bits; at most {MAX_CODE_BITS} are allowed.")
+    centres = data.floats(1 + data.varint(2**width - 1), bits) if width else None
+    return width, bits, centres
+
+
+def write_codes(out: Writer, coded: Coded) -> None:
+    """The codes behind their length, or the values themselves."""
+    if coded.codes is None:
+        out.floats(coded.values, coded.value_bits)
+    else:
+        out.block(encode_codes(coded.codes.numpy(), coded.bits))
+
+
+def read_codes(data: Reader, form: tuple[int, int, torch.Tensor | None], count: int) -> Coded:
+    """`count` values of a form that was read before."""
+    width, bits, centres = form
+    if centres is None:
+        return Coded(data.floats(count, bits))
+    codes = decode_codes(data.block(), width, count)
+    if count and int(codes.max()) >= len(centres):
+        raise data.damage(f"code {int(codes.max())} of a codebook with {len(centres)} centres.")
+    kind = np.uint8 if width <= 8 else np.int32
+    return Coded(centres, torch.from_numpy(codes.astype(kind, copy=False)), width)
+
+
+# --------------------------------------------------------------------------------------------------
+# The mask section of a task, and which masks have to be read to get at one of them.
+
+
+MAX_REFERENCE = 1 << 20
+
+
+def write_coded_mask(coded: CodedMask) -> bytes:
+    """The section: the reference, what regenerates the reference, and the code."""
+    out = Writer()
+    out.varint(coded.reference)
+    if coded.reference in (SCORES, FREE_SCORES):
+        out.raw(coded.seed.to_bytes(8, "little"))
+        for magnitude in coded.magnitudes:
+            out.raw(magnitude.to_bytes(4, "little"))
+    out.raw(coded.data)
+    return out.bytes()
+
+
+def read_coded_mask(data: Reader, num_tensors: int) -> CodedMask:
+    """A mask that is still coded."""
+    kind = data.varint(MAX_REFERENCE)
+    if kind not in (SCORES, FREE_SCORES):
+        return CodedMask(kind, data.rest())
+    seed = int.from_bytes(data.raw(8), "little")
+    magnitudes = tuple(int.from_bytes(data.raw(4), "little") for _ in range(num_tensors))
+    if max(magnitudes) > MAX_MAGNITUDE + 1:
+        raise data.damage("a score larger than any there is.")
+    return CodedMask(kind, data.rest(), seed, magnitudes)
+
+
+# --------------------------------------------------------------------------------------------------
+# The memory section of a task: what tells it from others, and how far the earlier ones were.
+
+
+Memory = Statistics | Tensor | None
+NOTHING, GAUSSIAN, HISTOGRAM, SAMPLES = range(4)
+MAX_DIMENSIONS = 8
+DTYPES = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bool": torch.bool,
+    "u8": torch.uint8,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+
+
+def write_memory(
+    memory: Memory, divergences: Mapping[str, float], numbers: Mapping[str, int]
+) -> bytes:
+    """The section: the memory, then pairs of an earlier task's number and the divergence."""
+    if memory is None and not divergences:
+        return b""
+    out = Writer()
+    if memory is None:
+        out.byte(NOTHING)
+    elif isinstance(memory, Tensor):
+        out.byte(SAMPLES)
+        out.byte(list(DTYPES.values()).index(memory.dtype))
+        out.byte(memory.ndim)
+        for size in memory.shape:
+            out.varint(size)
+        out.raw(raw_bytes(memory))
+    else:
+        _write_statistics(out, memory)
+    for name, value in divergences.items():
+        out.varint(numbers[name])
+        out.floats(torch.tensor([value]), 32)
+    return out.bytes()
+
+
+def read_memory(data: Reader, earlier: Sequence[str]) -> tuple[Memory, dict[str, float]]:
+    """A task's memory, and its divergences from earlier tasks by name."""
+    if not data.data:
+        return None, {}
+    kind = data.byte()
+    memory: Memory = None
+    if kind == SAMPLES:
+        memory = _read_samples(data)
+    elif kind in (GAUSSIAN, HISTOGRAM):
+        memory = _read_statistics(data, "gaussian" if kind == GAUSSIAN else "histogram")
+    elif kind != NOTHING:
+        raise data.damage(f"unknown kind {kind} of memory.")
+    divergences: dict[str, float] = {}
+    while data.position < len(data.data):
+        task = data.varint(len(earlier) - 1)
+        divergences[earlier[task]] = float(data.floats(1, 32))
+    return memory, divergences
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """A tensor's values in order, little-endian."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def read_raw(data: Reader, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The next values of a section as a tensor."""
+    raw = bytearray(data.raw(math.prod(shape) * dtype.itemsize))
+    if dtype == torch.bool and any(b > 1 for b in raw):
+        raise data.damage("a truth value other than 0 and 1.")
+    if not raw:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(tuple(shape))
+
+
+def _write_statistics(out: Writer, memory: Statistics) -> None:
+    out.byte(GAUSSIAN if memory.kind == "gaussian" else HISTOGRAM)
+    out.varint(memory.count)
+    out.raw(np.array([memory.floor], "<f8").tobytes())
+    out.varint(len(memory.mean))
+    for part in (memory.mean, memory.variance):
+        if part is not None:
+            exact = torch.equal(part.half().float(), part)
+            out.byte(0 if exact else 1)
+            out.floats(part, 16 if exact else 32)
+
+
+def _read_statistics(data: Reader, kind: Literal["gaussian", "histogram"]) -> Statistics:
+    count = data.varint(1 << 40)
+    floor = float(np.frombuffer(data.raw(8), "<f8")[0])
+    size = data.varint(len(data.data))
+    mean = _read_floats(data, size)
+    return Statistics(
+        kind, mean, _read_floats(data, size) if kind == "gaussian" else None, floor, count
+    )
+
+
+def _read_floats(data: Reader, count: int) -> Tensor:
+    wide = data.byte()
+    if wide > 1:
+        raise data.damage(f"unknown width {wide} of numbers.")
+    return data.floats(count, 32 if wide else 16)
+
+
+def _read_samples(data: Reader) -> Tensor:
+    types = list(DTYPES.values())
+    number, dimensions = data.byte(), data.byte()
+    if number >= len(types) or dimensions > MAX_DIMENSIONS:
+        raise data.damage("samples of an unknown type.")
+    shape = [data.varint(1 << 31) for _ in range(dimensions)]
+    return read_raw(data, types[number], shape)
+
+
+# --------------------------------------------------------------------------------------------------
+# The records section: the learner's settings and what is known of each task, as deflated JSON.
+
+
+_RAW_DEFLATE = -15
+_KINDS: Mapping[str, Any] = {
+    "accuracy": (int, float),
+    "owned": (int, float),
+    "reason": str,
+    "nearest": str,
+}
+
+
+def max_text_bytes(num_tasks: int) -> int:
+    """The most text that the records of so many tasks may hold."""
+    return (1 << 16) + (num_tasks << 13)
+
+
+def write_records(settings: Mapping[str, Any], subnets: Iterable[Subnet]) -> bytes:
+    """The section: the length of the text, then the text as one raw deflate stream."""
+    tasks = [_record(s) for s in subnets]
+    text = canonical({"settings": settings, "tasks": tasks}).encode()
+    if len(text) > max_text_bytes(len(tasks)):
+        raise ArtifactError(f"settings and reasons take {len(text)} bytes; shorten them.")
+    coder = zlib.compressobj(9, zlib.DEFLATED, _RAW_DEFLATE)
+    out = Writer()
+    out.varint(len(text))
+    out.raw(coder.compress(text) + coder.flush())
+    return out.bytes()
+
+
+def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The settings, and one record per task; at most the expected text is decompressed."""
+    size = data.varint(max_text_bytes(num_tasks))
+    decoder = zlib.decompressobj(_RAW_DEFLATE)
+    try:
+        text = decoder.decompress(data.rest(), size + 1)
+    except zlib.error as error:
+        raise data.damage(f"{error}.") from None
+    if len(text) != size or not decoder.eof or decoder.unused_data:
+        raise data.damage(f"{size} bytes of text were expected.")
+    value = parse(text, "text of the records")
+    settings = value.get("settings") if isinstance(value, dict) else None
+    tasks = value.get("tasks") if isinstance(value, dict) else None
+    if not isinstance(settings, dict) or not isinstance(tasks, list):
+        raise data.damage("settings and tasks are missing.")
+    if len(tasks) != num_tasks or not all(map(_is_record, tasks)):
+        raise data.damage("not one valid record per task.")
+    return settings, tasks
+
+
+def _record(subnet: Subnet) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    if not math.isnan(subnet.valid_accuracy):
+        record["accuracy"] = subnet.valid_accuracy
+    if not math.isnan(subnet.owned_before_pruning):
+        record["owned"] = subnet.owned_before_pruning
+    if subnet.decision is not None:
+        record["reason"] = subnet.decision.reason
+        if subnet.decision.nearest is not None:
+            record["nearest"] = subnet.decision.nearest
+    return record
+
+
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        k in _KINDS and isinstance(v, _KINDS[k]) and not isinstance(v, bool)
+        for k, v in value.items()
+    )

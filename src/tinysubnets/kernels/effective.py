@@ -1,0 +1,103 @@
+# mypy: disallow-untyped-defs=False
+"""Effective weights and their gradients on a GPU, each in one pass over the weights."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tinysubnets.kernels.topk import plan
+
+TILE = 1024
+
+
+@triton.jit
+def _valued(
+    free, owned, bank, low, rate, table, place, inside, codebook, steps, QUANTIZED: tl.constexpr
+):
+    """The value of each weight: the bank's where owned, else the free one or its centre."""
+    value = tl.load(free + place, mask=inside, other=0.0)
+    if QUANTIZED:
+        step = (value - tl.load(low + codebook)) * tl.load(rate + codebook)
+        step = tl.minimum(tl.maximum(step, 0.0), steps - 1.0)
+        value = tl.load(table + codebook * steps + step.to(tl.int32), mask=inside, other=0.0)
+    is_owned = tl.load(owned + place, mask=inside, other=0) != 0
+    return tl.where(is_owned, tl.load(bank + place, mask=inside, other=0.0), value), is_owned
+
+
+@triton.jit
+def _forward(
+    free, kept, owned, bank, low, rate, table, tiles, out, num_values, num_segments, steps,
+    QUANTIZED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Effective weights of one tile."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    codebook = row * num_segments + tl.load(tiles + 3 * tile)
+    offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
+    inside = offset < tl.load(tiles + 3 * tile + 2)
+    place = row * num_values + offset
+    # Everything is read at once: to read only what is kept would wait for the mask first.
+    value, _ = _valued(
+        free, owned, bank, low, rate, table, place, inside, codebook, steps, QUANTIZED
+    )
+    is_kept = tl.load(kept + place, mask=inside, other=0) != 0
+    tl.store(out + place, tl.where(is_kept, value, 0.0), mask=inside)
+
+
+@triton.jit
+def _backward(
+    gradient, free, scores, kept, owned, bank, low, rate, table, tiles, to_free, to_scores,
+    num_values, num_segments, steps, QUANTIZED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of free values and scores of one tile."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    codebook = row * num_segments + tl.load(tiles + 3 * tile)
+    offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
+    inside = offset < tl.load(tiles + 3 * tile + 2)
+    place = row * num_values + offset
+    value, is_owned = _valued(
+        free, owned, bank, low, rate, table, place, inside, codebook, steps, QUANTIZED
+    )
+    is_kept = tl.load(kept + place, mask=inside, other=0) != 0
+    slope = tl.load(gradient + place, mask=inside, other=0.0)
+    score = tl.load(scores + place, mask=inside, other=0.0)
+    sign = tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
+    tl.store(to_free + place, tl.where(is_kept & (is_owned == 0), slope, 0.0), mask=inside)
+    tl.store(to_scores + place, slope * value * sign, mask=inside)
+
+
+class FusedWeights(torch.autograd.Function):
+    """`EffectiveWeights` for one mask bit per weight, each direction in one kernel.
+
+    Quantized values are looked up again going backward: that costs less than keeping them. Without
+    a `lookup` free values are used as they are.
+    """
+
+    @staticmethod
+    def forward(ctx, free, scores, mask, owned, bank, lookup, segments):
+        size = free.shape[-1]
+        bounds = tuple((i, j, 0) for i, j in segments)
+        rows = free.numel() // size
+        tiles, *_ = plan(bounds, rows, size, free.device, TILE)
+        ctx.size, ctx.num, ctx.grid = size, len(segments), (len(tiles), rows)
+        ctx.quantized = lookup is not None
+        low, rate, table = lookup if ctx.quantized else (free, free, free)
+        ctx.save_for_backward(free, scores, mask, owned, bank, low, rate, table, tiles)
+        out = torch.empty_like(free)
+        _forward[ctx.grid](
+            free, mask.view(torch.uint8), owned.view(torch.uint8), bank, low, rate, table, tiles,
+            out, size, ctx.num, table.shape[-1], QUANTIZED=ctx.quantized, TILE=TILE,
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        free, scores, mask, owned, bank, low, rate, table, tiles = ctx.saved_tensors
+        to_free, to_scores = torch.empty_like(free), torch.empty_like(scores)
+        _backward[ctx.grid](
+            gradient.contiguous(), free, scores, mask.view(torch.uint8), owned.view(torch.uint8),
+            bank, low, rate, table, tiles, to_free, to_scores, ctx.size, ctx.num,
+            table.shape[-1], QUANTIZED=ctx.quantized, TILE=TILE,
+        )  # fmt: skip
+        return to_free, to_scores, None, None, None, None, None

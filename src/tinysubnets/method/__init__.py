@@ -1,0 +1,1 @@
+"""TinySubNets itself: its settings, Algorithm 1 (learner), banks, compression, post-pruning."""

@@ -1,0 +1,99 @@
+"""Which bank a task goes to: its memory, its distance from earlier tasks, and the decision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tinysubnets import seeds
+from tinysubnets.errors import CapacityError
+from tinysubnets.method.settings import TSNSettings
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import BankDecision
+from tinysubnets.tasks.divergence import Statistics, divergence, summarise
+from tinysubnets.tasks.task import Task, is_tokens
+
+
+def balanced_sample(task: Task, count: int, seed: int) -> Tensor:
+    """Raw training inputs, as many of each class as possible, drawn by the portable generator."""
+    order = torch.from_numpy(seeds.uniform(len(task.train), seed, "memory", task.name))
+    order = order.argsort(stable=True)
+    labels = task.train.labels[order]
+    rank = torch.zeros_like(labels)
+    for number in range(task.num_classes):
+        where = labels == number
+        rank[where] = torch.arange(int(where.sum()))
+    picked = order[torch.argsort(rank, stable=True)[:count]]
+    return task.train.inputs(picked.sort().values)
+
+
+def remember(task: Task, settings: TSNSettings) -> Statistics | Tensor | None:
+    """What is kept of a task to compare later ones with: statistics, samples or nothing."""
+    if settings.memory is None or settings.max_banks == 1:
+        return None
+    samples = balanced_sample(task, settings.memory_samples, settings.seed)
+    return samples if settings.memory == "samples" else _statistics(samples, settings.seed)
+
+
+def _statistics(memory: Statistics | Tensor, seed: int) -> Statistics:
+    if isinstance(memory, Statistics):
+        return memory
+    return summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
+
+
+def choose_bank(
+    store: SubnetStore, memory: Statistics | Tensor | None, settings: TSNSettings
+) -> BankDecision:
+    """The nearest task's bank, or a new one for a task unlike all others; with room if it must."""
+    decision = _by_divergence(store, memory, settings)
+    return decision if settings.sharing == "values" else _with_room(store, decision, settings)
+
+
+def _by_divergence(
+    store: SubnetStore, memory: Statistics | Tensor | None, settings: TSNSettings
+) -> BankDecision:
+    if not store.subnets:
+        return BankDecision(0, "the first task opens the first bank")
+    if memory is None:
+        return BankDecision(len(store.banks) - 1, "one bank for all tasks: no task memory is kept")
+    mine = _statistics(memory, settings.seed)
+    distances = {
+        s.name: divergence(mine, _statistics(s.memory, settings.seed))
+        for s in store.subnets.values()
+        if s.memory is not None
+    }
+    if not distances:
+        return BankDecision(len(store.banks) - 1, "earlier tasks left nothing to compare with")
+    nearest = min(distances, key=lambda name: distances[name])
+    bank, far = store.subnet(nearest).bank, distances[nearest]
+    if far < settings.threshold:
+        reason = f"like {nearest!r}: divergence {far:.2f} < {settings.threshold:g}"
+    elif len(store.banks) < settings.max_banks:
+        bank = len(store.banks)
+        reason = (
+            f"unlike all: nearest {nearest!r} at {far:.2f} >= {settings.threshold:g}: a new bank"
+        )
+    else:
+        reason = (
+            f"nearest is {nearest!r} at {far:.2f} >= {settings.threshold:g}, "
+            f"but all {settings.max_banks} banks are open"
+        )
+    return BankDecision(bank, reason, distances, nearest)
+
+
+def _with_room(store: SubnetStore, decision: BankDecision, settings: TSNSettings) -> BankDecision:
+    """The decision, moved to another bank if some layer of the chosen one has no free weight."""
+    room = [min(b.free_per_tensor()) > 0 for b in store.banks]
+    if decision.bank >= len(room) or room[decision.bank]:
+        return decision
+    if any(room):
+        other = room.index(True)
+    elif len(room) < settings.max_banks:
+        other = len(room)
+    else:
+        raise CapacityError(
+            f"no bank has free weights left in every layer, and all {settings.max_banks} banks are "
+            "open. Raise max_banks, lower density, or use sharing='values'."
+        )
+    reason = f"{decision.reason}; bank {decision.bank} is full, so bank {other}"
+    return BankDecision(other, reason, decision.divergences, decision.nearest)

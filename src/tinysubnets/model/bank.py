@@ -1,0 +1,39 @@
+"""A bank: one complete set of values over the shared weights, with its owned set."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tinysubnets.nn.layout import Layout
+
+
+class Bank:
+    """One value per shared weight, and which of them learned tasks own for ever.
+
+    Values that nobody owns are zero; owned values never change again.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.values = torch.zeros(layout.num_weights)
+        self.owned = torch.zeros(layout.num_blocks, dtype=torch.bool)
+
+    def new_blocks(self, mask: Tensor) -> Tensor:
+        """The blocks of a mask that nobody owns yet."""
+        return mask & ~self.owned
+
+    def claim_(self, mask: Tensor, values: Tensor) -> None:
+        """Give the mask's free blocks to a task: write their values, in order, and own them."""
+        new = self.layout.expand(self.new_blocks(mask))
+        # A new tensor, not a write in place: whoever holds the old one keeps a consistent bank.
+        self.values = self.values.masked_scatter(new, values.to(self.values))
+        self.owned = self.owned | mask
+
+    def owned_share(self) -> float:
+        """The share of weights that some task of the bank owns."""
+        return float(self.layout.block_sizes[self.owned].sum()) / self.layout.num_weights
+
+    def free_per_tensor(self) -> tuple[int, ...]:
+        """How many blocks of each tensor are still free."""
+        return tuple(int((~self.owned[i:j]).sum()) for i, j in self.layout.block_segments)

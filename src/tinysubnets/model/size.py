@@ -1,0 +1,169 @@
+"""The ledger: what a model weighs, line by line, and the three views of its size.
+
+- **file**: bytes on disk over 4·|Θ|, the number that counts.
+- **paper**: codes + codebooks + masks (+ samples where kept) over 32·|Θ|, heads left out. The
+paper's
+  own formula counts prefix and bank bits per weight and masks uncoded; ours has no prefix, because
+  a weight's owner is the first task of the bank whose mask holds it.
+- **worked example**: the arithmetic of the paper's case study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from torch import Tensor
+
+from tinysubnets.model.bank import Bank
+from tinysubnets.model.subnet import Coded, Subnet
+from tinysubnets.nn.layout import Layout
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The bits that one task takes, by what they are for."""
+
+    codes: float = 0
+    codebooks: float = 0
+    masks: float = 0
+    heads: float = 0
+    private: float = 0
+    memory: float = 0
+    metadata: float = 0
+
+    @property
+    def total(self) -> float:
+        """All bits of the entry."""
+        return sum(getattr(self, f.name) for f in fields(self))
+
+    def __add__(self, other: Entry) -> Entry:
+        return Entry(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The size of a model in bits: one entry per task, and what belongs to no single task.
+
+    `masks_from` says how masks are counted: "entropy" before they are coded, "coded" from the
+    bytes. `file_bytes` is the size of the saved file, where there is one.
+    """
+
+    tasks: dict[str, Entry]
+    common: Entry
+    num_weights: int
+    new_weights: tuple[int, ...]
+    bits: tuple[int, ...]
+    raw_mask_bits: int
+    samples_kept: bool
+    masks_from: str = "entropy"
+    file_bytes: int | None = None
+
+    @property
+    def total(self) -> Entry:
+        """The sum of all entries."""
+        return sum(self.tasks.values(), self.common)
+
+    @property
+    def paper(self) -> float:
+        """The paper view: codes, codebooks, masks (and samples) over 32 bits per shared weight."""
+        t = self.total
+        samples = t.memory if self.samples_kept else 0
+        return (t.codes + t.codebooks + t.masks + samples) / (32 * self.num_weights)
+
+    @property
+    def file(self) -> float | None:
+        """The file view: bytes on disk over 4 bytes per shared weight; None before saving."""
+        return None if self.file_bytes is None else self.file_bytes / (4 * self.num_weights)
+
+    @property
+    def worked_example(self) -> float:
+        """The case study's view over 32 bits per shared weight."""
+        bits = worked_example_bits(list(zip(self.new_weights, self.bits, strict=True)))
+        return bits / (32 * self.num_weights)
+
+    def as_dict(self) -> dict[str, object]:
+        """The ledger as plain data for `result.json`."""
+        return {
+            "unit": "bits",
+            "masks_from": self.masks_from,
+            "tasks": {n: asdict(e) | {"total": e.total} for n, e in self.tasks.items()},
+            "common": asdict(self.common),
+            "total": asdict(self.total) | {"total": self.total.total},
+            "raw_mask_bits": self.raw_mask_bits,
+            "num_weights": self.num_weights,
+            "paper": self.paper,
+            "file": self.file,
+            "file_bytes": self.file_bytes,
+            "worked_example": self.worked_example,
+        }
+
+
+def worked_example_bits(tasks: Sequence[tuple[int, int]]) -> int:
+    """The paper's case study: Σ new·ψ + 2^ψ·(32 + ψ) over (new weights, bit-width) per task.
+
+    >>> worked_example_bits([(8, 2)]), worked_example_bits([(8, 2), (2, 1)])
+    (152, 220)
+    """
+    return sum(
+        new * bits + (2**bits * (32 + bits) if bits < 32 else 0) for new, bits in tasks if new > 0
+    )
+
+
+def entropy_bits(mask: Tensor, reference: Tensor | None = None) -> float:
+    """The first-order entropy of a mask's bits, or of its differences from a reference mask."""
+    flips = mask if reference is None else mask ^ reference
+    share = flips.double().mean()
+    if not 0 < share < 1:
+        return 0.0
+    return float(-(share * share.log2() + (1 - share) * (1 - share).log2()) * mask.numel())
+
+
+def weigh(coded: Coded) -> tuple[int, int]:
+    """The bits of codes and of values; values stored as themselves count as codes."""
+    values = len(coded.values) * coded.value_bits
+    return (values, 0) if coded.codes is None else (len(coded.codes) * coded.bits, values)
+
+
+def ledger_of(
+    layout: Layout, banks: Sequence[Bank], subnets: Sequence[Subnet], head: str
+) -> Ledger:
+    """The ledger of a live store: codes packed, masks by their entropy."""
+    entries: dict[str, Entry] = {}
+    owned = [torch.zeros_like(b.owned) for b in banks]
+    seen: list[list[Tensor]] = [[] for _ in banks]
+    for subnet in subnets:
+        references = [None, owned[subnet.bank], *seen[subnet.bank]]
+        sizes = [weigh(c) for c in subnet.own]
+        inside = f"{head}."
+        entries[subnet.name] = Entry(
+            codes=sum(s[0] for s in sizes),
+            codebooks=sum(s[1] for s in sizes),
+            masks=min(entropy_bits(subnet.mask, r) for r in references),
+            heads=sum(c.size_bits for n, c in subnet.private.items() if n.startswith(inside)),
+            private=sum(c.size_bits for n, c in subnet.private.items() if not n.startswith(inside)),
+            memory=memory_bits(subnet),
+        )
+        owned[subnet.bank] = owned[subnet.bank] | subnet.mask
+        seen[subnet.bank].append(subnet.mask)
+    return Ledger(
+        tasks=entries,
+        common=Entry(),
+        num_weights=layout.num_weights,
+        new_weights=tuple(s.num_new for s in subnets),
+        bits=tuple(s.bits for s in subnets),
+        raw_mask_bits=layout.num_blocks * len(subnets),
+        samples_kept=any(isinstance(s.memory, Tensor) for s in subnets),
+    )
+
+
+def memory_bits(subnet: Subnet) -> int:
+    """What the task's memory takes: its samples, or its means and variances in float16."""
+    memory = subnet.memory
+    if memory is None:
+        return 0
+    if isinstance(memory, Tensor):
+        return memory.numel() * memory.element_size() * 8
+    count = len(memory.mean) + (0 if memory.variance is None else len(memory.variance))
+    return count * 16 + 32

@@ -1,0 +1,272 @@
+"""The store: all banks and subnets of one network, from which every learned task can be used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tinysubnets.errors import TaskError, unknown
+from tinysubnets.model.bank import Bank
+from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, Place, code_mask
+from tinysubnets.model.size import Ledger
+from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodedMask, Subnet
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.layout import Layout
+from tinysubnets.tasks.checks import as_tensor
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.training.precision import arithmetic
+
+DEFAULT_BATCH = 500
+
+
+class SubnetStore:
+    """Banks and subnets over one architecture; the learned model.
+
+    `settings` are the learner's, kept so that learning can go on from a saved store. `saved_as`
+    names the file the store was loaded from or last saved as; a partial store holds one task.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        block: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.architecture = architecture
+        self.layout = Layout(architecture.shared, block)
+        self.settings = dict(settings or {})
+        self.device = torch.device(device)
+        self.banks: list[Bank] = []
+        self.subnets: dict[str, Subnet] = {}
+        self.saved_as: str | None = None
+        self.is_partial = False
+        self._used: tuple[str, dict[str, Tensor]] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"SubnetStore({', '.join(map(repr, self.tasks)) or 'no tasks'}; "
+            f"{self.layout.num_weights:,} shared weights, {len(self.banks)} banks)"
+        )
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the learned tasks, in the order of learning."""
+        return tuple(self.subnets)
+
+    def subnet(self, task: str) -> Subnet:
+        """The subnet of a learned task."""
+        if task not in self.subnets:
+            raise TaskError(unknown("task", str(task), self.subnets))
+        return self.subnets[task]
+
+    def members(self, bank: int) -> list[Subnet]:
+        """The subnets of a bank, in the order of learning."""
+        return [s for s in self.subnets.values() if s.bank == bank]
+
+    def add_(self, subnet: Subnet) -> None:
+        """Claim the subnet's new weights in its bank and keep the subnet."""
+        if subnet.name in self.subnets:
+            raise TaskError(f"a task named {subnet.name!r} has been learned already.")
+        if self.is_partial:
+            raise TaskError(
+                f"this store holds only the task {self.tasks[0]!r} of its model; load the whole "
+                "model to learn on top of it."
+            )
+        while len(self.banks) <= subnet.bank:
+            self.banks.append(Bank(self.layout))
+        stored = _as_stored(subnet, self._coded_mask(subnet))
+        own = [c.decode() for c in subnet.own]
+        self.banks[subnet.bank].claim_(stored.mask, torch.cat(own))
+        self.subnets[subnet.name] = stored
+
+    def _coded_mask(self, subnet: Subnet) -> CodedMask:
+        """The mask against the cheapest reference; first scores count where they are known."""
+        members = self.members(subnet.bank)
+        kinds = [m.coded_mask.reference for m in members if m.coded_mask is not None]
+        seed = self.settings.get("tsn", {}).get("seed")
+        if sum(k in (SCORES, FREE_SCORES) for k in kinds) >= MAX_SCORE_REFERENCES:
+            seed = None
+        place = Place(
+            self.layout,
+            subnet.bank,
+            len(self.subnets),
+            {i: m.packed_mask for i, m in enumerate(members)},
+            np.packbits(self.banks[subnet.bank].owned.numpy(), bitorder="little"),
+        )
+        return code_mask(subnet.mask.numpy(), place, seed)
+
+    def weights(self, task: str) -> Tensor:
+        """The task's shared weights, flat: its bank's values under its mask, else 0."""
+        subnet = self.subnet(task)
+        values = self.banks[subnet.bank].values
+        return torch.where(self.layout.expand(subnet.mask), values, torch.zeros(()))
+
+    def tensors(self, task: str) -> dict[str, Tensor]:
+        """All tensors the network needs for a task, decoded, by the user's own names."""
+        if self._used is None or self._used[0] != task:
+            tensors = (
+                self.architecture.split(self.weights(task)) | self.subnet(task).private_tensors()
+            )
+            tensors |= self.architecture.constants
+            self._used = (task, {n: t.to(self.device) for n, t in tensors.items()})
+        return self._used[1]
+
+    @arithmetic("float32", deterministic=True)
+    @torch.no_grad()
+    def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
+        """The task's class scores for raw inputs, one row per sample, on the CPU."""
+        tensors, normalise = self.tensors(task), self.subnet(task).normalisation
+        try:
+            raw = as_tensor(inputs)
+        except TypeError as error:
+            raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
+        if raw.is_complex() or raw.dtype == torch.bool:
+            raise TaskError(
+                f"task {task!r} cannot take inputs of type {raw.dtype}; give uint8 or float images "
+                "and vectors, or integer tokens."
+            )
+        normalise.check(task, raw)
+        try:
+            parts = [
+                self.architecture(tensors, normalise(part.to(self.device))).cpu()
+                for part in raw.split(batch_size)
+            ]
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise TaskError(
+                f"the network of task {task!r} cannot take {raw.dtype} inputs of shape "
+                f"{tuple(raw.shape)}: {error}"
+            ) from error
+        return torch.cat(parts) if parts else torch.empty(0, len(self.subnet(task).classes))
+
+    def predict(self, task: str, inputs: Any) -> np.ndarray:
+        """The user's own labels for raw inputs."""
+        classes = np.array(self.subnet(task).classes)
+        logits = self.logits(task, inputs)
+        self.subnet(task).check_scale(as_tensor(inputs))
+        if bad := torch.isnan(logits).any(1).nonzero().flatten().tolist():
+            raise TaskError(
+                f"task {task!r}: the class scores of {len(bad)} samples are NaN (first: sample "
+                f"{bad[0]}); look for NaN or infinite values in the inputs."
+            )
+        return classes[logits.argmax(1).numpy()]
+
+    def module(self, task: str) -> nn.Module:
+        """A plain module for one task: raw inputs in, class scores out, nothing of this package.
+
+        It is a `torch.fx.GraphModule` around the user's own network, with the normalisation inside.
+        """
+        net = self.architecture.build({n: t.cpu() for n, t in self.tensors(task).items()})
+        normalisation = self.subnet(task).normalisation
+        root, graph = nn.Module(), torch.fx.Graph()
+        root.add_module("network", net)
+        node = graph.placeholder("inputs")
+        if normalisation.mean:
+            mean, factor = normalisation.tensors()
+            root.register_buffer("input_mean", mean)
+            root.register_buffer("input_factor", factor)
+            node = graph.call_method("float", (node,))
+            node = graph.call_function(torch.sub, (node, graph.get_attr("input_mean")))
+            node = graph.call_function(torch.mul, (node, graph.get_attr("input_factor")))
+        else:
+            # Tokens of any integer type, or numbers that are left as they are.
+            embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in net.modules())
+            node = graph.call_method("long" if embeds else "float", (node,))
+        graph.output(graph.call_module("network", (node,)))
+        return torch.fx.GraphModule(root, graph).eval()
+
+    def digest(self, task: str) -> str:
+        """A hash of the task's decoded tensors: equal exactly if every bit of them is equal."""
+        sha = hashlib.sha256()
+        for name, tensor in sorted(self.tensors(task).items()):
+            sha.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            sha.update(np.ascontiguousarray(tensor.cpu().numpy()).tobytes())
+        return sha.hexdigest()
+
+    def free_share(self) -> float:
+        """The share of weights that no task owns, over all banks opened so far."""
+        if not self.banks:
+            return 1.0
+        return 1.0 - sum(b.owned_share() for b in self.banks) / len(self.banks)
+
+    def density(self, task: str) -> float:
+        """The share of shared weights that the task's mask keeps."""
+        mask = self.layout.expand(self.subnet(task).mask)
+        return int(torch.count_nonzero(mask)) / self.layout.num_weights
+
+    def ledger(self) -> Ledger:
+        """What the saved model weighs, in bits, line by line and task by task."""
+        from tinysubnets import format as artifact
+
+        return artifact.encode(self).ledger
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model into a folder, atomically; returns the path of its file."""
+        from tinysubnets import format as artifact
+
+        return artifact.save(self, folder)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        net: nn.Module | Architecture | None = None,
+        *,
+        task: str | None = None,
+        device: torch.device | str = "cpu",
+    ) -> SubnetStore:
+        """The model in a folder; `task` loads only what that one task needs.
+
+        Networks of this package are rebuilt by name; your own is given again as `net`.
+        """
+        from tinysubnets import format as artifact
+
+        return artifact.load(folder, net, task, device)
+
+    def push_to_hub(
+        self, repo: str, *, private: bool | None = None, token: str | None = None
+    ) -> str:
+        """Upload the model to the Hugging Face Hub; returns the address of the commit."""
+        from tinysubnets import format as artifact
+
+        return artifact.push(self, repo, private=private, token=token)
+
+    @classmethod
+    def from_hub(
+        cls,
+        repo: str,
+        net: nn.Module | Architecture | None = None,
+        *,
+        task: str | None = None,
+        device: torch.device | str = "cpu",
+        revision: str | None = None,
+        token: str | None = None,
+    ) -> SubnetStore:
+        """The model in a repository of the Hugging Face Hub; see `load`."""
+        from tinysubnets import format as artifact
+
+        return artifact.pull(repo, net, task=task, device=device, revision=revision, token=token)
+
+
+def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:
+    """The subnet with every number as a file keeps it, so that saving changes nothing."""
+    old, decision = subnet.normalisation, subnet.decision
+    mean, std = (tuple(float(np.float32(v)) for v in part) for part in (old.mean, old.std))
+    if decision is not None:
+        rounded = {n: float(np.float32(v)) for n, v in decision.divergences.items()}
+        decision = replace(decision, divergences=rounded)
+    return replace(
+        subnet,
+        normalisation=Normalisation(mean, std, old.trailing),
+        decision=decision,
+        coded_mask=coded_mask,
+    )

@@ -1,0 +1,188 @@
+"""A subnet: what one learned task consists of, and the coded values it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinysubnets.nn.codebook import assign, fit, round_centres
+from tinysubnets.tasks.divergence import Statistics
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Label
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Values as they are stored: codes into a few centres, or the values themselves.
+
+    `values` holds the centres, or without `codes` the values in order. They take 16 bits each where
+    all of them are exact in float16, else 32.
+    """
+
+    values: Tensor
+    codes: Tensor | None = None
+    bits: int = 0
+
+    def decode(self) -> Tensor:
+        """The values that the codes stand for, as a float32 vector."""
+        if self.codes is None:
+            return self.values
+        return torch.index_select(self.values, 0, self.codes.int())
+
+    def __len__(self) -> int:
+        return len(self.values) if self.codes is None else len(self.codes)
+
+    @property
+    def value_bits(self) -> int:
+        """16 where every value survives float16 unchanged, else 32."""
+        return 16 if torch.equal(self.values.half().float(), self.values) else 32
+
+    @property
+    def size_bits(self) -> int:
+        """The plain packed size: all codes plus all centres."""
+        codes = 0 if self.codes is None else len(self.codes) * self.bits
+        return codes + len(self.values) * self.value_bits
+
+
+def code(values: Tensor, bits: int, *, centres: Tensor | None = None) -> Coded:
+    """Values coded with `bits` bits each: 32 keeps them, 16 rounds them, fewer use a codebook.
+
+    Where there are no more values than centres, the values themselves are kept.
+    """
+    values = values.detach().float().cpu()
+    if bits >= 32:
+        return Coded(values.clone())
+    if bits >= 16 or len(values) <= 2**bits:
+        return Coded(round_centres(values) if bits < 16 else _halved(values))
+    if centres is None:
+        centres = fit(values, 2**bits)
+    centres = round_centres(centres)
+    return Coded(centres, assign(values, centres).to(torch.uint8), bits)
+
+
+def _halved(values: Tensor) -> Tensor:
+    """Values rounded to float16, or unchanged where one of them would overflow."""
+    halves = values.half().float()
+    return halves if bool(torch.isfinite(halves).all()) else values.clone()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one raw input of a task looks like: its type and shape."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch: Tensor) -> Sample:
+        """The kind of the samples in a batch."""
+        return cls(batch.dtype, tuple(batch.shape[1:]))
+
+
+@dataclass(frozen=True)
+class BankDecision:
+    """Which bank a task went to, how far it was from each earlier task, and why."""
+
+    bank: int
+    reason: str
+    divergences: Mapping[str, float] = field(default_factory=dict)
+    nearest: str | None = None
+
+
+@dataclass(frozen=True)
+class CodedMask:
+    """A mask as it is stored: bytes that code its difference from a reference mask.
+
+    `reference` is one of the constants below, or `FIRST_MEMBER` plus the number of an earlier task
+    among those of the bank. A reference made of scores names its seed and, per tensor, the least
+    magnitude of a score that the reference mask holds; see `mask_references`.
+    """
+
+    reference: int
+    data: bytes
+    seed: int = 0
+    magnitudes: tuple[int, ...] = ()
+
+
+NO_REFERENCE, OWNED, SCORES, FREE_SCORES, FIRST_MEMBER = range(5)
+
+
+class Packed(NamedTuple):
+    """Booleans at one bit each, the first in the lowest bit of the first byte, and their number."""
+
+    bits: np.ndarray
+    num: int
+
+
+class _PackedBits:
+    """A boolean vector kept at one bit per entry: forty masks of a large network fit in memory."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Tensor:
+        packed, size = instance.__dict__["_mask"]
+        return torch.from_numpy(np.unpackbits(packed, count=size, bitorder="little").view(np.bool_))
+
+    def __set__(self, instance: Any, mask: Tensor | Packed) -> None:
+        if not isinstance(mask, Packed):
+            bits = mask.detach().cpu().numpy()
+            mask = Packed(np.packbits(bits, bitorder="little"), len(bits))
+        instance.__dict__["_mask"] = mask
+
+
+@dataclass(frozen=True)
+class Subnet:
+    """One learned task: its bank, mask, own coded weights, private tensors and what it remembers.
+
+    `own` has one entry per shared tensor, or one for all: the weights that this task was the first
+    of its bank to use, in the order of the flat vector. `shapes` are those of the private tensors.
+    `coded_mask` is made once, when the task is claimed. `sample` tells what raw inputs look like.
+    """
+
+    name: str
+    classes: tuple[Label, ...]
+    normalisation: Normalisation
+    bank: int
+    mask: Tensor
+    bits: int
+    own: tuple[Coded, ...]
+    private: Mapping[str, Coded]
+    shapes: Mapping[str, tuple[int, ...]]
+    memory: Statistics | Tensor | None = None
+    decision: BankDecision | None = None
+    valid_accuracy: float = float("nan")
+    owned_before_pruning: float = float("nan")
+    coded_mask: CodedMask | None = None
+    sample: Sample | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Subnet({self.name!r}, {len(self.classes)} classes, bank {self.bank}, "
+            f"{self.bits} bits, {self.num_new:,} new weights, "
+            f"valid_accuracy={self.valid_accuracy:.4f})"
+        )
+
+    @property
+    def packed_mask(self) -> np.ndarray:
+        """The mask at one bit per block, the first in the lowest bit of the first byte."""
+        return self.__dict__["_mask"][0]
+
+    @property
+    def num_new(self) -> int:
+        """How many weights this task added to its bank."""
+        return sum(len(c) for c in self.own)
+
+    def check_scale(self, inputs: Tensor) -> None:
+        """Refuse inputs scaled to fractions of 1 where the task was learned from raw pixels."""
+        if self.sample is not None:
+            self.normalisation.check_scale(self.name, inputs, self.sample.dtype)
+
+    def private_tensors(self) -> dict[str, Tensor]:
+        """The private tensors as the network takes them, by name."""
+        return {n: c.decode().reshape(self.shapes[n]) for n, c in self.private.items()}
+
+
+Subnet.mask = _PackedBits()  # type: ignore[assignment]  # after the class: it is no default value

@@ -1,0 +1,1 @@
+"""Any network, masked: its architecture as code, masks by top-k, codebooks, modules to train."""

@@ -1,0 +1,167 @@
+"""The flat layout of shared weights: where each tensor and its mask blocks stand in one vector.
+
+All shared weights of a network form one vector of N values, tensor after tensor; scores, masks and
+ownership form one vector of blocks. With `block=1` the two coincide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from tinysubnets.errors import SettingError
+from tinysubnets.nn.architecture import Specification
+
+
+class Layout:
+    """Positions of tensors and of their mask blocks in the flat vectors of one architecture."""
+
+    def __init__(self, shared: Sequence[Specification], block: int = 1) -> None:
+        if not isinstance(block, int) or block < 1:
+            raise SettingError(
+                f"block = {block!r} is not allowed; give a whole number of at least 1."
+            )
+        self.shared, self.block = tuple(shared), block
+        self.blocks: tuple[Blocks, ...] = tuple(blocks_of(s.shape, block) for s in shared)
+        self.segments = _segments([s.numel for s in shared])
+        self.block_segments = _segments([b.num for b in self.blocks])
+        self.num_weights = self.segments[-1][1]
+        self.num_blocks = self.block_segments[-1][1]
+        self.is_identity = all(b.width == 1 for b in self.blocks)
+
+    def expand(self, blocks: Tensor) -> Tensor:
+        """A value per weight [..., N] from a value per block [..., blocks]."""
+        if self.is_identity:
+            return blocks
+        parts = [
+            b.expand(blocks[..., i:j])
+            for b, (i, j) in zip(self.blocks, self.block_segments, strict=True)
+        ]
+        return torch.cat(parts, -1)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over each block [..., blocks] of a value per weight [..., N]."""
+        if self.is_identity:
+            return values
+        parts = [
+            b.sum(values[..., i:j]) for b, (i, j) in zip(self.blocks, self.segments, strict=True)
+        ]
+        return torch.cat(parts, -1)
+
+    @cached_property
+    def block_sizes(self) -> Tensor:
+        """How many weights each block holds."""
+        return torch.cat([b.sizes() for b in self.blocks])
+
+    def count(self, blocks: Tensor) -> int:
+        """How many weights the chosen blocks hold."""
+        if self.is_identity:
+            return int(blocks.sum())
+        return int(self.block_sizes.to(blocks.device)[blocks].sum())
+
+    def keep(self, density: float, balance: float = 0.0) -> tuple[int, ...]:
+        """How many blocks of each tensor a mask of this density holds; at least one.
+
+        A tensor's own density falls with its size to the power of `balance`: with 0 all have the
+        same, with 1 all hold equally many blocks as long as there are so many.
+        """
+        sizes = [b.num for b in self.blocks]
+        shares = [n ** (1 - balance) for n in sizes]
+        left, open_ones = density * sum(sizes), set(range(len(sizes)))
+        keep = [0.0] * len(sizes)
+        while open_ones:  # tensors that would hold more than they have are full; others share on
+            unit = left / sum(shares[i] for i in open_ones)
+            full = {i for i in open_ones if unit * shares[i] >= sizes[i]}
+            for i in full or open_ones:
+                keep[i] = min(sizes[i], unit * shares[i])
+            left -= sum(sizes[i] for i in full)
+            open_ones = open_ones - full if full else set()
+        return tuple(max(1, round(k)) for k in keep)
+
+
+def _segments(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Start and stop of consecutive parts with the given sizes."""
+    out, start = [], 0
+    for size in sizes:
+        out.append((start, start + size))
+        start += size
+    return tuple(out)
+
+
+# --------------------------------------------------------------------------------------------------
+# Blocks of weights: what one bit of a mask stands for.
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The division of one tensor, seen as `rows` x `cols`, into blocks of `width` along its rows.
+
+    The last block of a row is shorter where `width` does not divide `cols`.
+    """
+
+    rows: int
+    cols: int
+    width: int
+
+    @property
+    def num(self) -> int:
+        """Number of blocks."""
+        return self.rows * -(-self.cols // self.width)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.rows * self.cols
+
+    def expand(self, blocks: Tensor) -> Tensor:
+        """One value per element, [..., numel], from one per block, [..., num]."""
+        if self.width == 1:
+            return blocks
+        lead = blocks.shape[:-1]
+        per_row = -(-self.cols // self.width)
+        wide = blocks.reshape(*lead, self.rows, per_row, 1).expand(*lead, -1, -1, self.width)
+        wide = wide.reshape(*lead, self.rows, per_row * self.width)[..., : self.cols]
+        return wide.reshape(*lead, self.numel)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over each block, [..., num], of one value per element, [..., numel]."""
+        if self.width == 1:
+            return values
+        lead = values.shape[:-1]
+        per_row = -(-self.cols // self.width)
+        rows = values.reshape(*lead, self.rows, self.cols)
+        rows = torch.nn.functional.pad(rows, (0, per_row * self.width - self.cols))
+        return rows.reshape(*lead, self.num, self.width).sum(-1)
+
+    def sizes(self) -> Tensor:
+        """Number of elements in each block, int64 [num]."""
+        per_row = -(-self.cols // self.width)
+        row = torch.full((per_row,), self.width)
+        row[-1] = self.cols - self.width * (per_row - 1)
+        return row.repeat(self.rows)
+
+
+def blocks_of(shape: Sequence[int], block: int) -> Blocks:
+    """The blocks of a tensor: `block` neighbours along a row, or one whole convolution kernel.
+
+    Matrices and 1x1 convolutions have rows of `shape[1]` elements. Trailing dimensions with a
+    product of 2 to 64 are a kernel, and a kernel is one block. Other tensors have rows of their
+    last dimension. `block=1` always means one element per block.
+    """
+    if block < 1:
+        raise SettingError(f"block is {block}; it must be at least 1 (one mask bit per weight).")
+    numel = prod(shape)
+    if len(shape) < 2:
+        return Blocks(1, numel, min(block, max(numel, 1)))
+    kernel = prod(shape[2:])
+    if block == 1:
+        return Blocks(numel // max(shape[1], 1), shape[1], 1)
+    if 1 < kernel <= 64:
+        return Blocks(numel // kernel, kernel, kernel)
+    cols = shape[1] if kernel == 1 else shape[-1]
+    return Blocks(numel // cols, cols, min(block, cols))

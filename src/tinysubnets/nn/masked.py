@@ -1,0 +1,310 @@
+"""The module that is trained: free values, scores and private tensors of one task over a bank.
+
+The effective weight is mask ⊙ where(owned, bank value, Q(free value)), built inside the forward
+pass. Owned values are buffers, not parameters: no optimizer can move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.codebook import lookup_of, refresh, snap
+from tinysubnets.nn.init import Start
+from tinysubnets.nn.layout import Layout
+from tinysubnets.nn.topk import kernels_for, top_k_segments
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How a task's weights are selected and quantized while it is trained.
+
+    `keep` counts the mask's blocks per tensor; `bits` of 32 means no quantization; `share` says
+    whether owned weights may be selected; `scope` gives every layer a codebook or the task one;
+    `distillation` is the weight λ of the layer-wise loss.
+    """
+
+    keep: tuple[int, ...]
+    bits: int = 4
+    share: bool = True
+    scope: Literal["layer", "task"] = "layer"
+    distillation: float = 0.0
+
+
+def code_segments(layout: Layout, scope: Literal["layer", "task"]) -> tuple[tuple[int, int], ...]:
+    """The parts of the flat vector that have a codebook each."""
+    return layout.segments if scope == "layer" else ((0, layout.num_weights),)
+
+
+LOOKUP = ("lookup_low", "lookup_rate", "lookup_table")
+
+
+class EffectiveWeights(torch.autograd.Function):
+    """Mask times values, with gradients straight through the mask and the quantization.
+
+    Forward: the value where the mask is set, else 0. Backward, with g the gradient of the effective
+    weight: g for free values that are kept, 0 for owned ones; sign(score) · Σ g · value for the
+    score of a block, kept or not. That is the gradient of mask + |s| − stop(|s|) times Q(w) + w −
+    stop(w).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        free: Tensor,
+        scores: Tensor,
+        layout: Layout,
+        mask: Tensor,
+        owned: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        kept = layout.expand(mask)
+        ctx.layout = layout
+        ctx.save_for_backward(scores, kept, owned, values)
+        return torch.where(kept, values, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        scores, kept, owned, values = ctx.saved_tensors
+        free = torch.where(kept & ~owned, gradient, 0.0)
+        score = ctx.layout.sum(gradient * values) * torch.sign(scores)
+        return free, score, None, None, None, None
+
+
+class TaskModule(nn.Module):
+    """One task in training over a bank: what the optimizer and the compiler see."""
+
+    bank_values: Tensor
+    owned: Tensor
+    owned_weights: Tensor
+    centres: Tensor
+    hints: Tensor
+    lookup_low: Tensor
+    lookup_rate: Tensor
+    lookup_table: Tensor
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        layout: Layout,
+        bank_values: Tensor,
+        owned: Tensor,
+        start: Start,
+        compression: Compression,
+    ) -> None:
+        super().__init__()
+        self.architecture, self.layout, self.compression = architecture, layout, compression
+        self.free = nn.Parameter(start.free.clone())
+        self.scores = nn.Parameter(start.scores.clone())
+        self.names = [n for n in start.private if n not in architecture.statistics]
+        self.private = nn.ParameterList(
+            [nn.Parameter(start.private[n].clone()) for n in self.names]
+        )
+        self.statistics = nn.ParameterList(
+            [
+                nn.Parameter(start.private[n].clone(), requires_grad=False)
+                for n in architecture.statistics
+            ]
+        )
+        self.constant_names = list(architecture.constants)
+        for i, name in enumerate(self.constant_names):
+            self.register_buffer(
+                f"constant_{i}", architecture.constants[name].clone(), persistent=False
+            )
+        self.register_buffer("bank_values", bank_values, persistent=False)
+        self.register_buffer("owned", owned, persistent=False)
+        self.register_buffer("owned_weights", layout.expand(owned), persistent=False)
+        num_centres = 2**compression.bits if compression.bits < 32 else 1
+        self.code_segments = code_segments(layout, compression.scope)
+        self.register_buffer("centres", torch.zeros(len(self.code_segments), num_centres))
+        self.register_buffer("hints", torch.zeros(len(layout.segments)))
+        for name, tensor in zip(LOOKUP, lookup_of(self.centres), strict=True):
+            self.register_buffer(name, tensor, persistent=False)
+        self.register_load_state_dict_post_hook(lambda module, _: module.index_())
+        self.bounds = [
+            (i, j, k) for (i, j), k in zip(layout.block_segments, compression.keep, strict=True)
+        ]
+        self.is_fresh = True
+        self.has_owned = bool(owned.any())
+
+    @cached_property
+    def is_free(self) -> Tensor:
+        """1 where nobody owns a weight, else 0."""
+        return (~self.owned_weights).float()
+
+    @torch.compiler.disable  # a search of its own; a compiler would only unroll it
+    @torch.no_grad()
+    def mask(self, *, hinted: bool = True) -> Tensor:
+        """The boolean mask of the current scores: exactly k blocks of each tensor.
+
+        Searched for near the last thresholds, or `hinted` says that there are none.
+        """
+        allowed = None if self.compression.share else ~self.owned
+        last = self.hints if hinted else None
+        kernels = kernels_for(self.scores)
+        if kernels is not None:  # it takes signed scores, and updates the hints itself
+            return kernels.select(self.scores.detach(), self.bounds, allowed, last)[0]
+        mask, hints = top_k_segments(self.scores.detach().abs(), self.bounds, last, allowed)
+        self.hints.copy_(hints)
+        return mask
+
+    @torch.no_grad()
+    def refresh_(self) -> None:
+        """Fit the training codebooks anew to the task's own kept weights."""
+        if not self.has_codebooks:
+            return
+        kept = self.mask(hinted=not self.is_fresh)
+        own = self.layout.expand(kept > self.owned)  # one launch for kept & ~owned
+        previous = None if self.is_fresh else self.centres
+        self.centres.copy_(
+            refresh(self.free.detach(), own, self.code_segments, self.centres.shape[-1], previous)
+        )
+        self.is_fresh = False
+        self.index_()
+
+    @property
+    def has_codebooks(self) -> bool:
+        """Whether `refresh_` does anything."""
+        return self.compression.bits < 32
+
+    @torch.no_grad()
+    def index_(self) -> None:
+        """Bring the lookup table of `quantized` in line with the centres."""
+        kernels, tables = kernels_for(self.centres), [getattr(self, name) for name in LOOKUP]
+        if kernels is not None and self.has_codebooks:
+            kernels.tabulate_(self.centres, *tables)
+            return
+        for table, tensor in zip(tables, lookup_of(self.centres), strict=True):
+            table.copy_(tensor)
+
+    @torch.no_grad()
+    def quantized(self) -> Tensor:
+        """Q(free): the nearest centre of each free value."""
+        if self.compression.bits >= 32:
+            return self.free.detach()
+        lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
+        return snap(self.free.detach(), self.centres, self.code_segments, lookup)
+
+    def effective(self, mask: Tensor | None = None) -> Tensor:
+        """The flat effective weights that training differentiates through."""
+        mask = self.mask() if mask is None else mask
+        if self.free.is_cuda and self.layout.is_identity:
+            return self._fused(mask)
+        return self._plain(mask)
+
+    def _plain(self, mask: Tensor) -> Tensor:
+        return EffectiveWeights.apply(
+            self.free, self.scores, self.layout, mask, self.owned_weights, self.values()
+        )
+
+    @torch.compiler.disable  # a kernel already
+    def _fused(self, mask: Tensor) -> Tensor:
+        kernels = kernels_for(self.free)
+        if kernels is None:
+            return self._plain(mask)
+        lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
+        return kernels.FusedWeights.apply(
+            self.free, self.scores, mask, self.owned_weights, self.bank_values,
+            lookup if self.has_codebooks else None, self.code_segments,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def values(self) -> Tensor:
+        """Every weight's value before the mask: the bank's where owned, else the quantized one."""
+        near = self.quantized()
+        if near.device.type != "cpu" or torch.compiler.is_compiling():
+            return torch.where(self.owned_weights, self.bank_values, near)
+        # Values that nobody owns are 0 in a bank: a sum says the same, three times as fast.
+        return torch.addcmul(self.bank_values, near, self.is_free) if self.has_owned else near
+
+    def tensors(self, weights: Tensor) -> dict[str, Tensor]:
+        """All tensors of the network with the given flat shared weights."""
+        out = self.architecture.split(weights) | dict(zip(self.names, self.private, strict=True))
+        out |= dict(zip(self.architecture.statistics, self.statistics, strict=True))
+        return out | self.constants()
+
+    def constants(self) -> dict[str, Tensor]:
+        """The network's constant buffers, on the module's device."""
+        return {n: getattr(self, f"constant_{i}") for i, n in enumerate(self.constant_names)}
+
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        """The parameters that training moves, by kind."""
+        return {"free": [self.free], "scores": [self.scores], "private": list(self.private)}
+
+    def measured_tensors(self) -> dict[str, Tensor]:
+        """All tensors of the network as it would be used now."""
+        return {n: t.detach() for n, t in self.tensors(self.final_weights()).items()}
+
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Class scores of normalised inputs, in training mode."""
+        return self.architecture(self.tensors(self.effective(mask)), inputs, "train")
+
+    def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+        """Cross-entropy, plus λ times how far compression moves the output of each layer."""
+        mask = self.mask()
+        if self.compression.distillation == 0:
+            return functional.cross_entropy(self(inputs, mask), labels, class_weights)
+        full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
+        with layer_losses(self.architecture, self.architecture.split(full)) as losses:
+            loss = functional.cross_entropy(self(inputs, mask), labels, class_weights)
+        return loss + self.compression.distillation * sum(losses)
+
+    @torch.no_grad()
+    def final_weights(self, mask: Tensor | None = None) -> Tensor:
+        """The flat weights of the task as they are measured: exact zeros outside the mask."""
+        kept = self.layout.expand(self.mask() if mask is None else mask)
+        values = torch.where(self.owned_weights, self.bank_values, self.quantized())
+        return torch.where(kept, values, 0.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# The layer-wise loss: how far compression moves the output of each layer.
+
+
+@contextmanager
+def layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterator[list[Tensor]]:
+    """Collect, for each layer with shared weights, the MSE to its output with full weights.
+
+    The full side gets the compressed side's input and no gradient.
+    """
+    losses: list[Tensor] = []
+    inside = False
+
+    def compare(module: nn.Module, names: list[str], prefix: str) -> Any:
+        weights = {n[len(prefix) :]: full[n] for n in names}
+
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            nonlocal inside
+            if inside:
+                return
+            inside = True
+            with torch.no_grad():
+                target = torch.func.functional_call(module, weights, args, kwargs)
+            inside = False
+            losses.append(functional.mse_loss(_first(output), _first(target)))
+
+        return module.register_forward_hook(hook, with_kwargs=True)
+
+    code = architecture.code("train")
+    handles = [
+        compare(code.get_submodule(owner), names, f"{owner}." if owner else "")
+        for owner, names in architecture.layers()
+    ]
+    try:
+        yield losses
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first(output: Any) -> Tensor:
+    """The first tensor of a layer's output: attention and recurrent layers give several."""
+    return output if isinstance(output, Tensor) else _first(output[0])

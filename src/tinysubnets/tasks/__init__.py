@@ -1,0 +1,1 @@
+"""What a learner sees of data: tasks, their checks and normalization, batches, augmentation."""

@@ -1,0 +1,151 @@
+"""Batches of a task's data on the training device: resident where they fit, else streamed.
+
+Data stay as the user gave them (uint8 pixels, say) and are normalised batch by batch on the device.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from tinysubnets import seeds
+from tinysubnets.tasks.augment import Augmentation, augment
+from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.task import Split
+
+RESIDENT_BYTES = 4 << 30  # larger splits are streamed from where they are
+PREFETCH = 3
+# How many input values are measured together: activations of large images must fit in memory.
+MEASURED_VALUES = {"cpu": 1 << 22, "cuda": 1 << 25}
+LEAST_CHUNK = 16  # statistics of fewer samples are worth little
+
+
+class Batches:
+    """A split of a task, served in normalised batches on one device."""
+
+    def __init__(
+        self,
+        split: Split,
+        normalisation: Normalisation,
+        device: torch.device | str,
+        *,
+        resident_bytes: int = RESIDENT_BYTES,
+    ) -> None:
+        self.split = split
+        self.device = torch.device(device)
+        self.affine = normalisation.tensors(self.device)
+        self.labels = split.labels.to(self.device)
+        self.sample_values = split.inputs(slice(0, 1)).numel()
+        self.memory_format = torch.contiguous_format
+        self.resident: Tensor | None = None
+        if split.size_bytes() <= resident_bytes:
+            self.resident = split.inputs().to(self.device)
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def order(self, *parts: int | str) -> Tensor:
+        """A random order of all samples, drawn on the device from the given seed and path."""
+        generator = seeds.generator(self.device, *parts)
+        return torch.randperm(len(self), generator=generator, device=self.device)
+
+    def normalised(self, raw: Tensor) -> Tensor:
+        """What the network sees of raw inputs."""
+        return Normalisation.apply(raw, *self.affine).contiguous(memory_format=self.memory_format)
+
+    def prefer_channels_last_(self, network: Callable[[Tensor], Tensor]) -> None:
+        """Give images with their channels last in memory, if the network can compute on them.
+
+        Convolutions on a GPU are faster so; a network that views its activations cannot.
+        """
+        images = self.normalised(self.split.inputs(slice(0, 2)).to(self.device))
+        if images.ndim != 4:
+            return
+        try:
+            with torch.no_grad():
+                network(images.contiguous(memory_format=torch.channels_last))
+        except RuntimeError:
+            return
+        self.memory_format = torch.channels_last
+
+    def filled(self, order: Tensor, batch_size: int) -> Tensor:
+        """The order as full batches [steps, size], the last filled up from the order's beginning.
+
+        Equal shapes keep compiled and captured steps valid, and no batch is ever too small for
+        batch statistics.
+        """
+        size = min(batch_size, len(order))
+        steps = -(-len(order) // size)
+        return torch.cat([order, order[: steps * size - len(order)]]).view(steps, size)
+
+    def batch(self, where: Tensor, changes: Augmentation | None = None) -> tuple[Tensor, Tensor]:
+        """One batch of resident data, augmented by the global generator and normalised."""
+        assert self.resident is not None
+        return self._prepared(self.resident[where], changes), self.labels[where]
+
+    def epoch(
+        self, order: Tensor, batch_size: int, changes: Augmentation | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch in the given order."""
+        for raw, labels in self.raw(list(self.filled(order, batch_size))):
+            yield self._prepared(raw, changes), labels
+
+    def _prepared(self, raw: Tensor, changes: Augmentation | None) -> Tensor:
+        return self.normalised(raw if changes is None else augment(raw, changes, None))
+
+    def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches in the data's own order, of nearly equal sizes; at most `limit` samples."""
+        count = len(self) if limit is None else min(limit, len(self))
+        values = MEASURED_VALUES.get(self.device.type, 1 << 22)
+        batch_size = min(batch_size, max(LEAST_CHUNK, values // self.sample_values))
+        positions = torch.arange(count, device=self.device)
+        if limit is not None and count < len(self):
+            # Spread over the whole set, so that sorted data are not cut to their first classes.
+            positions = positions * len(self) // count
+        for raw, labels in self.raw(list(positions.tensor_split(max(1, -(-count // batch_size))))):
+            yield self.normalised(raw), labels
+
+    def raw(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Raw inputs and labels at lists of positions; read ahead in a thread where streamed."""
+        if self.resident is not None:
+            for where in positions:
+                yield self.resident[where], self.labels[where]
+            return
+        yield from self._streamed(positions)
+
+    def _streamed(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        ready: queue.Queue[Tensor | BaseException | None] = queue.Queue(PREFETCH)
+        stop = threading.Event()
+
+        def read() -> None:
+            try:
+                for where in positions:
+                    inputs = self.split.inputs(where.cpu())
+                    pinned = inputs.pin_memory() if self.device.type == "cuda" else inputs
+                    while not stop.is_set():
+                        try:
+                            ready.put(pinned, timeout=0.1)
+                            break
+                        except queue.Full:
+                            continue
+                    if stop.is_set():
+                        return
+            except BaseException as error:  # handed over: the reader's error is the caller's
+                ready.put(error)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        try:
+            for where in positions:
+                item = ready.get()
+                if isinstance(item, BaseException):
+                    raise item
+                assert item is not None
+                yield item.to(self.device, non_blocking=True), self.labels[where]
+        finally:
+            stop.set()
+            thread.join()

@@ -1,0 +1,271 @@
+"""A task: named data with classes, disjoint splits and a recorded normalisation.
+
+Raw inputs go in as the user has them: uint8 or float images and vectors, or integer tokens. What
+the network sees is `normalisation(raw)`; the normalisation is part of the task, of the stored model
+and of every exported module.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.random((40, 3), dtype=np.float32), np.array(["cat", "dog"] * 20)
+    >>> task = Task.from_arrays("pets", x, y)
+    >>> task.classes, len(task.train), len(task.valid)
+    (('cat', 'dog'), 36, 4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinysubnets.errors import TaskError
+from tinysubnets.tasks.checks import (
+    DatasetInputs,
+    Inputs,
+    Label,
+    checked_inputs,
+    dataset_labels,
+    is_tokens,
+    remapped_labels,
+    stratified,
+)
+from tinysubnets.tasks.normalization import Normalisation
+
+NormalisationRule = Literal["auto", "channel", "scalar"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some samples of a source of inputs, by index, with their class numbers."""
+
+    source: Inputs
+    labels: Tensor
+    index: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        sample = self.inputs(slice(0, 1))
+        return f"Split({len(self):,} samples of {sample.dtype} {tuple(sample.shape[1:])})"
+
+    def inputs(self, where: Tensor | slice = slice(None)) -> Tensor:
+        """The raw inputs at some positions of this split, as a CPU tensor."""
+        if self.index is not None:
+            where = self.index[where]
+        if isinstance(self.source, Tensor):
+            return self.source[where]
+        if isinstance(where, slice):
+            where = torch.arange(len(self))[where]
+        picked = self.source[where.numpy()]
+        return (
+            picked if isinstance(picked, Tensor) else torch.from_numpy(np.ascontiguousarray(picked))
+        )
+
+    def size_bytes(self) -> int:
+        """The bytes that all inputs of this split take in memory."""
+        sample = self.inputs(slice(0, 1))
+        return len(self) * sample.numel() * sample.element_size()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task to learn: its name, classes, training and validation data, and test data if any."""
+
+    name: str
+    classes: tuple[Label, ...]
+    train: Split
+    valid: Split
+    test: Split | None = None
+    normalisation: Normalisation = field(default_factory=Normalisation, repr=False)
+    class_weights: tuple[float, ...] | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the task's head tells apart."""
+        return len(self.classes)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        name: str,
+        inputs: Any,
+        labels: Any,
+        *,
+        valid: float | tuple[Any, Any] = 0.1,
+        test: tuple[Any, Any] | None = None,
+        seed: int = 0,
+        normalisation: NormalisationRule | Normalisation | None = "auto",
+        class_weights: Literal["balanced"] | Sequence[float] | None = None,
+    ) -> Task:
+        """A task from numpy or torch arrays; `valid` is a share of the training data or own arrays.
+
+        `normalisation` "auto" means per channel for images and float vectors, one number for uint8
+        vectors, nothing for tokens; None leaves inputs as they are. `class_weights="balanced"`
+        weighs the loss by inverse class frequency.
+        """
+        source = checked_inputs(name, inputs)
+        numbers, classes = remapped_labels(name, labels, len(source))
+        return _assemble(
+            cls, name, (source, numbers, classes), valid, test, seed, normalisation, class_weights
+        )
+
+    @classmethod
+    def from_datasets(
+        cls,
+        name: str,
+        train: Any,
+        *,
+        valid: float | Any = 0.1,
+        test: Any = None,
+        seed: int = 0,
+        normalisation: NormalisationRule | Normalisation | None = "auto",
+        class_weights: Literal["balanced"] | Sequence[float] | None = None,
+    ) -> Task:
+        """A task from torch `Dataset`s of (input, label) pairs, which need not fit in memory.
+
+        Labels are taken from a `targets` attribute where there is one, else read once item by item.
+        """
+        source = checked_inputs(name, DatasetInputs(train))
+        numbers, classes = remapped_labels(name, dataset_labels(train), len(source))
+        valid, test = (
+            (DatasetInputs(v), dataset_labels(v)) if hasattr(v, "__getitem__") else v
+            for v in (valid, test)
+        )
+        data = (source, numbers, classes)
+        return _assemble(cls, name, data, valid, test, seed, normalisation, class_weights)
+
+
+def _assemble(
+    cls: type[Task],
+    name: str,
+    data: tuple[Inputs, Tensor, tuple[Label, ...]],
+    valid: Any,
+    test: Any,
+    seed: int,
+    normalisation: Any,
+    class_weights: Any,
+) -> Task:
+    """The task from checked training data: split, normalised, weighted, with its test data."""
+    source, numbers, classes = data
+    if not isinstance(name, str) or not name:
+        raise TaskError(f"a task's name is a non-empty text, not {name!r}.")
+    if isinstance(valid, tuple):
+        train = Split(source, numbers)
+        valid_split = _other_split(name, "validation", valid, source, classes)
+    else:
+        train_index, valid_index = stratified(name, numbers, valid, seed)
+        train = Split(source, numbers[train_index], train_index)
+        valid_split = Split(source, numbers[valid_index], valid_index)
+    test_split = None if test is None else _other_split(name, "test", test, source, classes)
+    if not isinstance(normalisation, Normalisation):
+        normalisation = fitted_normalisation(name, train, normalisation)
+    normalisation = _fitting(name, train, normalisation)
+    for other in (valid_split, test_split):
+        if other is not None and other.source is not source:
+            learned = train.inputs(slice(0, 1)).dtype
+            normalisation.check_scale(name, other.inputs(slice(0, 10)), learned)
+    weights = _class_weights(name, class_weights, train.labels, len(classes))
+    return cls(name, classes, train, valid_split, test_split, normalisation, weights)
+
+
+def _other_split(
+    name: str, what: str, pair: Any, source: Inputs, classes: tuple[Label, ...]
+) -> Split:
+    """Validation or test data given as (inputs, labels), with the training classes' numbers."""
+    try:
+        inputs, labels = pair
+    except (TypeError, ValueError):
+        raise TaskError(f"task {name!r}: {what} data are given as (inputs, labels).") from None
+    other = checked_inputs(name, inputs)
+    shapes = [tuple(s[np.arange(1)].shape[1:]) for s in (source, other)]
+    if shapes[0] != shapes[1]:
+        raise TaskError(
+            f"task {name!r}: {what} inputs have shape {shapes[1]} per sample, "
+            f"training inputs {shapes[0]}; they must be equal."
+        )
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.shape != (len(other),):
+        raise TaskError(
+            f"task {name!r}: {len(other)} {what} inputs but labels of shape {array.shape}."
+        )
+    number = {c: i for i, c in enumerate(classes)}
+    values = array.astype(str).tolist() if isinstance(classes[0], str) else array.tolist()
+    strange = sorted({str(v) for v in values if v not in number})
+    if strange:
+        raise TaskError(
+            f"task {name!r}: {what} labels {strange[:5]} do not occur in training "
+            f"(classes: {list(classes)[:10]})."
+        )
+    return Split(other, torch.tensor([number[v] for v in values], dtype=torch.int64))
+
+
+def fitted_normalisation(name: str, train: Split, rule: Any) -> Normalisation:
+    """The normalisation that gives training inputs mean 0 and deviation 1, from at most 10,000."""
+    if rule not in ("auto", "channel", "scalar", None):
+        raise TaskError(
+            f"task {name!r}: normalisation = {rule!r} is not allowed; choose 'auto', "
+            "'channel', 'scalar', None or a Normalisation."
+        )
+    sample = train.inputs(slice(0, 1))
+    if rule is None or is_tokens(sample):
+        return Normalisation()
+    step = max(1, len(train) // 10_000)
+    values = train.inputs(slice(0, None, step)).double()
+    if not torch.isfinite(values).all():
+        raise TaskError(
+            f"task {name!r}: inputs contain NaN or infinite values; clean the data first."
+        )
+    if rule == "scalar" or (rule == "auto" and sample.ndim == 2 and sample.dtype == torch.uint8):
+        values = values.reshape(-1, 1)
+    else:
+        values = values.transpose(0, 1).flatten(1).T
+    mean, std = values.mean(0), values.std(0, correction=0)
+    # A constant channel carries nothing: leave its scale alone.
+    std = torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.ones_like(std))
+    trailing = max(sample.ndim - 2, 0)
+    return Normalisation(tuple(mean.float().tolist()), tuple(std.float().tolist()), trailing)
+
+
+def _fitting(name: str, train: Split, given: Normalisation) -> Normalisation:
+    """The normalisation, if it fits the inputs; doing nothing to numbers is (x - 0) / 1.
+
+    So an empty normalisation always means tokens.
+    """
+    sample = train.inputs(slice(0, 1))
+    if is_tokens(sample):
+        return given
+    if not given.mean:
+        return Normalisation((0.0,), (1.0,), max(sample.ndim - 2, 0))
+    if len(given.mean) not in (1, sample.shape[1]):
+        raise TaskError(
+            f"task {name!r}: a normalisation of {len(given.mean)} channels does not fit inputs of "
+            f"shape {tuple(sample.shape[1:])}; give one number or {sample.shape[1]}."
+        )
+    return given
+
+
+def _class_weights(
+    name: str, rule: Any, labels: Tensor, num_classes: int
+) -> tuple[float, ...] | None:
+    if rule is None:
+        return None
+    if isinstance(rule, str):
+        if rule != "balanced":
+            raise TaskError(
+                f"task {name!r}: class_weights = {rule!r} is not allowed; give 'balanced', "
+                "one number per class or None."
+            )
+        counts = torch.bincount(labels, minlength=num_classes).clamp(min=1).double()
+        return tuple((counts.sum() / (num_classes * counts)).tolist())
+    weights = tuple(float(w) for w in rule)
+    if len(weights) != num_classes or not all(0.0 < w < float("inf") for w in weights):
+        raise TaskError(
+            f"task {name!r}: {len(weights)} class weights for {num_classes} classes; "
+            "give one positive number per class."
+        )
+    return weights

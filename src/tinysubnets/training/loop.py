@@ -1,0 +1,287 @@
+"""Training one task in visible steps: one epoch at a time, its whole state at hand in between."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinysubnets import seeds
+from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.tasks.loader import Batches
+from tinysubnets.tasks.task import Task
+from tinysubnets.training.cuda_graphs import CapturedStep, Recorded
+from tinysubnets.training.evaluate import Score, Validator
+from tinysubnets.training.optim import flat_update, has_kernels, make_optimizer
+from tinysubnets.training.precision import arithmetic, seeded
+from tinysubnets.training.settings import TrainingSettings
+
+PATIENCE = 6
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What one epoch did."""
+
+    task: str
+    epoch: int
+    epochs: int
+    loss: float
+    valid_loss: float
+    valid_accuracy: float
+    learning_rate: float
+    seconds: float
+    is_best: bool
+
+
+@dataclass
+class Progress:
+    """Where training stands between two epochs, in plain numbers."""
+
+    epoch: int = 0
+    best_epoch: int = 0
+    best_accuracy: float = -1.0
+    best_loss: float = math.inf
+    lowest_loss: float = math.inf
+    waited: int = 0
+    halvings: int = 0
+    seconds: float = 0.0
+
+
+class Training:
+    """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it.
+
+    A module can be trained that has an `architecture`, a `loss(inputs, labels, class_weights)`,
+    `groups()` of parameters, codebooks to `refresh_()`, or none (`has_codebooks`), and
+    `measured_tensors()`: the tensors it would be used with as it stands.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        task: Task,
+        settings: TrainingSettings,
+        *,
+        seed: int,
+        number: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.module, self.task, self.settings = module.to(device), task, settings
+        self.device, self.path = torch.device(device), (seed, "training", number)
+        self.train = Batches(task.train, task.normalisation, device)
+        self.valid = Batches(task.valid, task.normalisation, device)
+        self.validator = Validator(module.architecture, self.train, self.valid)
+        self.class_weights = (
+            None
+            if task.class_weights is None
+            else torch.tensor(task.class_weights, dtype=torch.float32, device=device)
+        )
+        self.optimizer = make_optimizer(module.groups(), settings, self.device)
+        self.changes = settings.augmentation if settings.augmentation.active else None
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+        self._loss = compiled_loss() if settings.engine == "compiled" else loss_of
+        self._update: Callable[[], object] = self.optimizer.step
+        self._captured: CapturedStep | None = None
+        self._measure: Callable[[], Tensor] | None = None
+        self._recorded: Recorded | None = None
+        if self.device.type == "cuda":
+            tensors, architecture = module.measured_tensors(), module.architecture
+            for batches in (self.train, self.valid):
+                batches.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch is done, or the plateau rule has ended training."""
+        stopped = self.settings.schedule == "plateau" and self._rate(0) < self.settings.final_rate
+        return self.progress.epoch >= self.settings.epochs or stopped
+
+    def epoch(self) -> EpochReport:
+        """Train one epoch, validate, and keep the state if it is the best so far."""
+        begin = time.perf_counter()
+        rates, due = self.plan()
+        path = (*self.path, self.progress.epoch)
+        # Dropout and augmentation draw from the global generators: a graph knows no others.
+        with (
+            seeded(self.device, seeds.key(*path, "noise") >> 1),
+            arithmetic(self.settings.precision, self.settings.deterministic),
+        ):
+            try:
+                loss = float(self._run(self.order(), rates, due)) / self.num_steps
+            except SettingError:  # no mask can be drawn from scores that are not numbers
+                loss = math.nan
+        if not math.isfinite(loss):
+            raise TaskError(
+                f"training on {self.task.name!r} diverged in epoch {self.progress.epoch + 1}: the "
+                f"loss is {loss}. Lower training.learning_rate (now {rates[0]:g}) or score_rate."
+            )
+        return self.conclude(loss, rates[-1], begin)
+
+    def plan(self) -> tuple[list[float], set[int]]:
+        """The rate of each step of the next epoch, and the steps that refresh codebooks."""
+        steps, done = self.num_steps, self.progress.epoch
+        last = max(1, self.settings.epochs * steps - 1)
+        rates = [self._rate((done * steps + step) / last) for step in range(steps)]
+        count = self.settings.refreshes
+        return rates, {round(i * steps / count) for i in range(count)}
+
+    def order(self) -> Tensor:
+        """The order of the next epoch's samples, from seed, task and epoch."""
+        return self.train.order(*self.path, self.progress.epoch, "order")
+
+    def _run(self, order: Tensor, rates: list[float], due: set[int]) -> Tensor:
+        """The steps of one epoch, replayed where they can be; gives the sum of their losses."""
+        if self.can_capture:
+            filled = self.train.filled(order, self.settings.batch_size)
+            self._captured = self._captured or CapturedStep(self, filled.shape[1])
+            return self._captured.run(filled, rates, due)
+        total = torch.zeros((), device=self.device)
+        batches = self.train.epoch(order, self.settings.batch_size, self.changes)
+        for step, (inputs, labels) in enumerate(batches):
+            if step in due:
+                self.module.refresh_()
+            for group in self.optimizer.param_groups:
+                group["lr"] = rates[step] * group["factor"]
+            total += self.step(inputs, labels)
+        return total
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether steps and measurements can be recorded as graphs."""
+        resident = self.train.resident is not None and self.valid.resident is not None
+        return self.device.type == "cuda" and self.settings.engine != "eager" and resident
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps per epoch."""
+        return -(-len(self.train) // min(self.settings.batch_size, len(self.train)))
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One optimizer step; gives the loss without waiting for it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        bfloat16 = self.settings.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
+            loss = self._loss(self.module, inputs, labels, self.class_weights)
+        loss.backward()
+        self._update()
+        return loss.detach()
+
+    def use_flat_update_(self) -> None:
+        """Update large vectors by a kernel of our own from now on, where it can be had."""
+        if has_kernels():
+            self._update = flat_update(self.optimizer)
+
+    def measure(self) -> Tensor:
+        """Right answers and sum of losses on validation data, with statistics of its own."""
+        return self.validator.count(self.module.measured_tensors())
+
+    def validate(self) -> Score:
+        """The validation score of the network as it stands."""
+        if self._measure is None:
+            self._measure = self.recorded(self.measure)
+        return Score.of(self._measure(), len(self.valid))
+
+    def recorded(self, measure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A measurement as a graph, where it can be recorded; the next one shares its memory."""
+        if not self.can_capture:
+            return measure
+        self._recorded = Recorded(measure, self._recorded)
+        return self._recorded
+
+    def restore_best_(self) -> None:
+        """Go back to the best epoch by validation; masks follow from the restored scores.
+
+        Recorded steps and their memory are let go: training is over.
+        """
+        self._captured = self._measure = None
+        if self.best:
+            self.module.load_state_dict(self.best)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything needed to go on from here: tensors by name, and plain numbers."""
+        tensors = {f"module.{n}": t.detach().clone() for n, t in self.module.state_dict().items()}
+        tensors |= {f"best.{n}": t.clone() for n, t in self.best.items()}
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {
+                f"optimizer.{index}.{k}": v.detach().clone()
+                for k, v in values.items()
+                if isinstance(v, Tensor)
+            }
+        return tensors, asdict(self.progress)
+
+    def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a state taken at an epoch boundary, as if never interrupted."""
+        pick = {
+            p: {n[len(p) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{p}.")}
+            for p in ("module", "best", "optimizer")
+        }
+        self.module.load_state_dict(pick["module"])
+        self.best = {n: t.to(self.device) for n, t in pick["best"].items()}
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in pick["optimizer"].items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.progress = Progress(**numbers)
+
+    def conclude(self, loss: float, rate: float, begin: float) -> EpochReport:
+        """Validate after an epoch and update what is best, the plateau and the clock."""
+        progress, result = self.progress, self.validate()
+        progress.epoch += 1
+        rank = (result.accuracy, -result.loss if math.isfinite(result.loss) else -math.inf)
+        is_best = not self.best or rank > (progress.best_accuracy, -progress.best_loss)
+        if is_best:
+            self.best = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
+            progress.best_epoch, progress.best_accuracy = progress.epoch, result.accuracy
+            progress.best_loss = result.loss
+        self._watch_plateau(result.loss)
+        seconds = time.perf_counter() - begin
+        progress.seconds += seconds
+        return EpochReport(
+            self.task.name,
+            progress.epoch,
+            self.settings.epochs,
+            loss,
+            result.loss,
+            result.accuracy,
+            rate,
+            seconds,
+            is_best,
+        )
+
+    def _watch_plateau(self, loss: float) -> None:
+        progress = self.progress
+        if loss < progress.lowest_loss:
+            progress.lowest_loss, progress.waited = loss, 0
+            return
+        progress.waited += 1
+        if progress.waited >= PATIENCE:
+            progress.halvings, progress.waited = progress.halvings + 1, 0
+
+    def _rate(self, share: float) -> float:
+        """The learning rate after a share of all steps."""
+        high, low = self.settings.learning_rate, self.settings.final_rate
+        if self.settings.schedule == "cosine":
+            return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
+        return high * 0.5**self.progress.halvings if self.settings.schedule == "plateau" else high
+
+
+def loss_of(module: Any, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The module's loss on a batch."""
+    return module.loss(inputs, labels, weights)
+
+
+@cache
+def compiled_loss() -> Callable[..., Tensor]:
+    """The one compiled form of `loss_of`: modules of equal shapes share its graph over all tasks.
+
+    Made when first asked for, because to load the compiler takes seconds.
+    """
+    return torch.compile(loss_of, dynamic=False)
