@@ -83,7 +83,7 @@ def short_size(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Frame:
-    """The area of a chart on a drawing, and what its sides stand for."""
+    """The area of a chart on a drawing, in pixels, and the values that its sides stand for."""
 
     left: float
     top: float

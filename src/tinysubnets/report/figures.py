@@ -101,6 +101,7 @@ def per_task(run: Run) -> Figure | None:
     count, largest = len(accuracies), max(sum(p.values()) for p in parts) or 1.0
     unit, name = (1e6, "MB") if largest >= 1e6 else (1e3, "kB") if largest >= 1e3 else (1, "bytes")
     low, high = padded(accuracies, 0.25)
+    # Two charts, one above the other, over the same columns.
     above = Frame(46, 34, WIDTH - 6, 130, (0, count), (max(0.0, low), min(100.0, high + 0.01)))
     below = Frame(46, 178, WIDTH - 6, 306, (0, count), (0, largest * 1.05 / unit))
     drawing = Drawing(WIDTH, 350, "accuracy and bytes per task")
@@ -109,7 +110,7 @@ def per_task(run: Run) -> Figure | None:
         note = f"task {i + 1}: {value:.2f}%"
         drawing.mark(above.x(i + 0.5), above.y(value), min(5.5, 120 / count), "accent", note=note)
     below.draw_y(drawing, f"size, {name}", 4)
-    half = 0.31 if count <= 12 else 0.4
+    half = 0.31 if count <= 12 else 0.4  # of a column's width, from 0 to 1
     for i, part in enumerate(parts):
         left, right, base = below.x(i + 0.5 - half), below.x(i + 0.5 + half), 0.0
         for kind, size in part.items():
@@ -231,7 +232,7 @@ def ownership(store: SubnetStore) -> Figure:
     """Which task owns which weight: the middle of a few layers of every bank."""
     banks = range(min(3, len(store.banks)))
     names = _spread([s.name for s in store.architecture.shared], 3 if len(banks) == 1 else 2)
-    rows = 64 if len(banks) * len(names) <= 2 else 32  # less of each where there are many
+    rows = 64 if len(banks) * len(names) <= 2 else 32  # fewer of each where there are many
     drawing, top = Drawing(WIDTH, 0, "which task owns which weight"), 26.0
     _task_legend(drawing, len(store.tasks), "owner: task")
     for bank in banks:
