@@ -58,7 +58,7 @@ def _all(device: torch.device, quick: bool) -> dict[str, Any]:
     table["epoch permuted-mnist"] = lambda: steps.mnist_epoch(device)
     if gpu:
         table["five seeds"] = lambda: steps.five_seeds(device)
-    table["refresh"] = lambda: steps.refreshes(device)
+    table["refresh"] = lambda: steps.codebook_updates_per_epoch(device)
     table["codebook"] = codebooks.against_sklearn
     table["pruning mlp"] = lambda: pruning.share_of_training("mlp", 256, device)
     if gpu:

@@ -26,7 +26,7 @@ from torch import nn
 
 from tinysubnets.experiments.methods import build
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 OPERATORS = (
@@ -57,9 +57,9 @@ def permuted(seed: int, num_tasks: int) -> list[Task]:
         columns = np.random.default_rng((seed, number)).permutation(64)
         z = x[:, columns]
         valid, test = (z[1000:1100], y[1000:1100]), (z[1100:], y[1100:])
-        pair, plain = (z[:NUM_TRAIN], y[:NUM_TRAIN]), Normalisation()
+        pair, plain = (z[:NUM_TRAIN], y[:NUM_TRAIN]), Normalization()
         tasks.append(
-            Task.from_arrays(f"p{number}", *pair, valid=valid, test=test, normalisation=plain)
+            Task.from_arrays(f"p{number}", *pair, valid=valid, test=test, normalization=plain)
         )
     return tasks
 
@@ -76,19 +76,19 @@ def ours(method: str, tasks: list[Task], seed: int, epochs: int) -> tuple[float,
     if method == "replay":
         settings["memory"] = MEMORY
     training = {
-        "epochs": epochs, "batch_size": BATCH, "optimizer": "sgd", "learning_rate": RATE,
-        "final_rate": RATE, "schedule": "constant",
+        "epochs": epochs, "batch_size": BATCH, "optimizer": "sgd", "lr": RATE,
+        "min_lr": RATE, "schedule": "constant",
     }  # fmt: skip
     learner = build(
         method, Architecture(network()), settings=settings, training=training, seed=seed
     )
     start = learner.fresh(10)
     for task in tasks:
-        lesson = learner.begin(task)
-        while not lesson.finished:
-            lesson.epoch()
-        lesson.training.best = {}  # Avalanche takes the last epoch
-        lesson.finish()
+        trainer = learner.begin(task)
+        while not trainer.finished:
+            trainer.epoch()
+        trainer.training.best = {}  # Avalanche takes the last epoch
+        trainer.finish()
     return mean_accuracy(lambda x: learner.logits(None, x), tasks), start
 
 

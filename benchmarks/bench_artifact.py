@@ -25,9 +25,9 @@ from tinysubnets import format as artifact
 from tinysubnets import networks
 from tinysubnets.coding.masks import xor_entropy_bits
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import Coded, Subnet
+from tinysubnets.model.subnet import CodebookTensor, Subnet
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 
 NETWORK = {"width": 64, "stem": "7x7"}
 LIMITS = {"save_seconds": 2.0, "load_one_seconds": 1.0, "memory_ratio": 3.0}
@@ -55,7 +55,7 @@ def make(tasks: int, density: float, keep: float, seconds: list[float]) -> Subne
     architecture = build()
     store = SubnetStore(architecture, settings={"tsn": {"seed": 0, "scale": "kaiming"}})
     rng = np.random.default_rng(0)
-    shapes = architecture.private_shapes(10)
+    shapes = architecture.task_param_shapes(10)
     mask = None
     for number in range(tasks):
         mask = next_mask(mask, store.layout.num_blocks, density, keep, rng)
@@ -64,10 +64,10 @@ def make(tasks: int, density: float, keep: float, seconds: list[float]) -> Subne
         for i, j in store.layout.segments:
             count = int(np.count_nonzero(new[i:j]))
             codes = np.clip(rng.normal(8, 3, count), 0, 15).astype(np.uint8)
-            centres = torch.from_numpy(np.sort(rng.normal(size=16))).half().float()
-            own.append(Coded(centres, torch.from_numpy(codes), 4))
-        private = {
-            n: Coded(torch.from_numpy(rng.normal(size=int(np.prod(s)))).half().float())
+            centroids = torch.from_numpy(np.sort(rng.normal(size=16))).half().float()
+            own.append(CodebookTensor(centroids, torch.from_numpy(codes), 4))
+        task_params = {
+            n: CodebookTensor(torch.from_numpy(rng.normal(size=int(np.prod(s)))).half().float())
             for n, s in shapes.items()
         }
         begin = time.process_time()
@@ -75,12 +75,12 @@ def make(tasks: int, density: float, keep: float, seconds: list[float]) -> Subne
             Subnet(
                 f"task {number}",
                 tuple(range(10)),
-                Normalisation((0.5,) * 3, (0.25,) * 3, 2),
+                Normalization((0.5,) * 3, (0.25,) * 3, 2),
                 0,
                 torch.from_numpy(mask),
                 4,
                 tuple(own),
-                private,
+                task_params,
                 shapes,
             )
         )
@@ -173,7 +173,7 @@ def compare(model: str) -> None:
         ("file", ledger["file_bytes"]),
         ("of it codes and codebooks", values),
         ("of it masks", masks["stored_bytes"]),
-        ("of it heads and other private tensors", (total["heads"] + total["private"]) / 8),
+        ("of it heads and other task-specific parameters", (total["heads"] + total["private"]) / 8),
         ("of it memory", total["memory"] / 8),
         ("of it header, index and records", total["metadata"] / 8),
         ("masks, entropy of XOR with the best reference", entropy),

@@ -17,12 +17,12 @@ def against_sklearn(count: int = 1_000_000, k: int = 16) -> dict[str, Any]:
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
     codebook.fit(values[:1000], k)
     begin = time.perf_counter()
-    centres = codebook.fit(values, k)
+    centroids = codebook.fit(values, k)
     ours_s = time.perf_counter() - begin
     begin = time.perf_counter()
     other = KMeans(k, n_init=1, random_state=0).fit(values.numpy()[:, None])
     theirs_s = time.perf_counter() - begin
-    error = float((values - codebook.quantize(values, centres)).square().sum())
+    error = float((values - codebook.quantize(values, centroids)).square().sum())
     return {
         "what": f"codebook of {count:,} weights, k = {k}: scikit-learn's time over ours",
         "ratio": theirs_s / ours_s,

@@ -20,12 +20,12 @@ def share_of_training(network: str, batch: int, device: torch.device) -> dict[st
     The objective counts bytes alone, so that every step is kept and every one must be measured.
     """
     num_steps = 211 if network == "mlp" else 35
-    lesson = lesson_of(network, batch, num_steps, device)
-    lesson.epoch()
-    seconds = min(lesson.epoch().seconds for _ in range(2))
-    work = Compressor(lesson)
+    trainer = lesson_of(network, batch, num_steps, device)
+    trainer.epoch()
+    seconds = min(trainer.epoch().seconds for _ in range(2))
+    work = Compressor(trainer)
     bits, own = work.choose_bits(work.mask)
-    lesson.learner.pruning = replace(lesson.learner.pruning, alpha=0.0, beta=1.0)
+    trainer.learner.pruning = replace(trainer.learner.pruning, alpha=0.0, beta=1.0)
     work.prune(own, bits)  # once to warm up
     begin = time.perf_counter()
     pruned = work.prune(own, bits)

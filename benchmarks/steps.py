@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from tinysubnets import networks
-from tinysubnets.method.learner import Lesson, TinySubNets
+from tinysubnets.method.learner import TaskTrainer, TinySubNets
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
@@ -53,9 +53,9 @@ def _wait(device: torch.device) -> None:
 
 def lesson_of(
     network: str, batch: int, steps: int, device: torch.device, **settings: Any
-) -> Lesson:
+) -> TaskTrainer:
     """A lesson of so many steps per epoch on random data."""
-    training = {"batch_size": batch, "epochs": 50, "learning_rate": 1e-3, "precision": "tf32"}
+    training = {"batch_size": batch, "epochs": 50, "lr": 1e-3, "precision": "tf32"}
     training |= settings.pop("training", {})
     net = networks.build(network)
     task = synthetic_task(network, round(batch * steps / 0.9))
@@ -64,24 +64,24 @@ def lesson_of(
     return learner.begin(task)
 
 
-def masked_epoch(lesson: Lesson) -> Callable[[], Any]:
-    """An epoch of training, codebook refreshes included, without validation.
+def masked_epoch(trainer: TaskTrainer) -> Callable[[], Any]:
+    """An epoch of training, codebook codebook_updates_per_epoch included, without validation.
 
     On a GPU picking the batch is part of the captured step and counts; on a CPU the batches are at
     hand, as for the dense opponent.
     """
-    training = lesson.training
+    training = trainer.training
     if training.device.type == "cuda":
         score = training.validate()
         training.validate = lambda: score  # type: ignore[method-assign]
-        return lesson.epoch
+        return trainer.epoch
     _, due = training.plan()
     batches = list(training.train.epoch(training.order(), training.settings.batch_size))
 
     def epoch() -> None:
         for step, (inputs, labels) in enumerate(batches):
             if step in due:
-                training.module.refresh_()
+                training.module.update_codebooks_()
             training.step(inputs, labels)
 
     return epoch
@@ -138,8 +138,8 @@ def compare(
     dense_epoch()
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
     engine = "compiled" if compiled and device.type == "cuda" else "auto"
-    lesson = lesson_of(network, batch, steps, device, training={"engine": engine})
-    ours = masked_epoch(lesson)
+    trainer = lesson_of(network, batch, steps, device, training={"engine": engine})
+    ours = masked_epoch(trainer)
     ours()
     # In turns: a machine may be now fast, now slow.
     pairs = [(_ms(dense_epoch, device), _ms(ours, device)) for _ in range(rounds)]
@@ -162,9 +162,9 @@ def compare(
 
 def mnist_epoch(device: torch.device) -> dict[str, Any]:
     """A whole permuted-MNIST epoch, validation included: 211 steps of 256."""
-    lesson = lesson_of("mlp", 256, 211, device)
-    lesson.epoch()
-    seconds = min(lesson.epoch().seconds for _ in range(5))
+    trainer = lesson_of("mlp", 256, 211, device)
+    trainer.epoch()
+    seconds = min(trainer.epoch().seconds for _ in range(5))
     target = "<= 0.04 s on an H200" if device.type == "cuda" else ""
     return {"what": "permuted-MNIST epoch, 211 steps of 256", "target": target, "epoch_s": seconds}
 
@@ -174,8 +174,8 @@ def five_seeds(device: torch.device) -> dict[str, Any]:
     single = lesson_of("mlp", 256, 211, device)
     single.epoch()
     one = min(single.epoch().seconds for _ in range(5))
-    lessons = [lesson_of("mlp", 256, 211, device, seed=seed) for seed in range(5)]
-    together = StackedTraining([lesson.training for lesson in lessons])
+    trainers = [lesson_of("mlp", 256, 211, device, seed=seed) for seed in range(5)]
+    together = StackedTraining([trainer.training for trainer in trainers])
     times = []
     for _ in range(6):
         _wait(device)
@@ -192,19 +192,21 @@ def five_seeds(device: torch.device) -> dict[str, Any]:
     }
 
 
-def refreshes(device: torch.device) -> dict[str, Any]:
+def codebook_updates_per_epoch(device: torch.device) -> dict[str, Any]:
     """A codebook refresh of AlexNet's 6.5 million weights over one training step."""
-    lesson = lesson_of("alexnet", 128, 4 if device.type == "cpu" else 35, device)
-    module = lesson.module
-    lesson.epoch()
+    trainer = lesson_of("alexnet", 128, 4 if device.type == "cpu" else 35, device)
+    module = trainer.module
+    trainer.epoch()
     repeats = 3 if device.type == "cpu" else 20
-    step_ms = median_ms(masked_epoch(lesson), device, 3) / lesson.training.num_steps
-    captured = lesson.training._captured  # on a GPU a warm refresh is replayed, as in training
-    warm_ms = median_ms(captured.refresh_ if captured else module.refresh_, device, repeats)
+    step_ms = median_ms(masked_epoch(trainer), device, 3) / trainer.training.num_steps
+    captured = trainer.training._captured  # on a GPU a warm refresh is replayed, as in training
+    warm_ms = median_ms(
+        captured.update_codebooks_ if captured else module.update_codebooks_, device, repeats
+    )
 
     def cold() -> None:
         module.is_fresh = True
-        module.refresh_()
+        module.update_codebooks_()
 
     cold_ms = median_ms(cold, device, repeats)
     return {

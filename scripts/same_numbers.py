@@ -90,7 +90,7 @@ def without_metadata(ledger: Any) -> Any:
         left_out = ("metadata", "total", "file", "file_bytes")
         # The table of all lines is called total as well, and stays.
         return {
-            k: without_metadata(v)
+            {"private": "task_params"}.get(k, k): without_metadata(v)
             for k, v in ledger.items()
             if k not in left_out or isinstance(v, dict)
         }

@@ -34,11 +34,11 @@ function measure(frame) {
     if (e.scrollWidth > e.clientWidth + 1) out.cut.push(e.scrollWidth - e.clientWidth);
   for (const svg of doc.querySelectorAll("svg")) {
     const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal, outside = [];
-    const texts = [...svg.querySelectorAll("text")];
-    const boxes = texts.map(t => t.getBoundingClientRect());
+    const strings = [...svg.querySelectorAll("text")];
+    const boxes = strings.map(t => t.getBoundingClientRect());
     boxes.forEach((b, i) => {
       if (b.left < box.left - 1 || b.right > box.right + 1 || b.top < box.top - 1
-          || b.bottom > box.bottom + 1) outside.push(texts[i].textContent);
+          || b.bottom > box.bottom + 1) outside.push(strings[i].textContent);
     });
     const touching = [];
     for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
@@ -46,13 +46,13 @@ function measure(frame) {
       const w = Math.min(a.right, b.right) - Math.max(a.left, b.left);
       const h = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
       if (w > 1 && h > 0.35 * Math.min(a.height, b.height))
-        touching.push(texts[i].textContent + " / " + texts[j].textContent);
+        touching.push(strings[i].textContent + " / " + strings[j].textContent);
     }
     out.pictures.push({
       name: svg.getAttribute("aria-label"), width: box.width, height: box.height,
       shapes: svg.querySelectorAll("rect, polyline, circle, polygon, image").length,
       outside, touching,
-      smallest: Math.min(...texts.map(t => parseFloat(t.getAttribute("font-size"))))
+      smallest: Math.min(...strings.map(t => parseFloat(t.getAttribute("font-size"))))
                 * box.width / view.width,
     });
   }

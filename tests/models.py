@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from tinysubnets import networks
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BankDecision, Coded, Sample, Subnet, code
+from tinysubnets.model.subnet import BankDecision, CodebookTensor, Sample, Subnet, code
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import Origin, initial_scores
+from tinysubnets.nn.init import InitKey, initial_scores
 from tinysubnets.nn.topk import top_k_segments
-from tinysubnets.tasks.divergence import Statistics
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.divergence import InputStatistics
+from tinysubnets.tasks.normalization import Normalization
 
 SETTINGS: dict[str, Any] = {"tsn": {"seed": 7, "scale": "kaiming"}}
 
@@ -71,23 +71,23 @@ def add_task(store: SubnetStore, number: int, bank: int = 0, **changes: Any) -> 
     bits = 32 if number == 3 else 2 + number % 3
     own = tuple(code(values[i:j][torch.from_numpy(new[i:j])], bits) for i, j in segments)
     classes = ("cat", "dog", "emu") if number % 2 else tuple(range(2 + number % 3))
-    shapes = store.architecture.private_shapes(len(classes))
-    private = {
-        n: _private(torch.from_numpy(rng.normal(size=int(np.prod(s))).astype(np.float32)), i)
+    shapes = store.architecture.task_param_shapes(len(classes))
+    task_params = {
+        n: _task_param(torch.from_numpy(rng.normal(size=int(np.prod(s))).astype(np.float32)), i)
         for i, (n, s) in enumerate(shapes.items())
     }
-    for name in private:
+    for name in task_params:
         if name.endswith("running_var"):
-            private[name] = Coded(private[name].decode().abs() + 1)
+            task_params[name] = CodebookTensor(task_params[name].decode().abs() + 1)
     fields: dict[str, Any] = {
         "name": f"task {number}",
         "classes": classes,
-        "normalisation": Normalisation((0.5,), (0.3,)) if number % 2 else _per_feature(rng),
+        "normalization": Normalization((0.5,), (0.3,)) if number % 2 else _per_feature(rng),
         "bank": bank,
         "mask": torch.from_numpy(mask),
         "bits": bits,
         "own": own,
-        "private": private,
+        "task_params": task_params,
         "shapes": shapes,
         "memory": _memory(number, rng),
         "decision": _decision(store, number, bank),
@@ -113,23 +113,23 @@ def inputs(count: int = 9) -> Tensor:
     return torch.from_numpy(rng.normal(size=(count, 6)).astype(np.float32))
 
 
-def _private(values: Tensor, number: int) -> Coded:
+def _task_param(values: Tensor, number: int) -> CodebookTensor:
     return code(values, (4, 16, 32)[number % 3])
 
 
-def _per_feature(rng: np.random.Generator) -> Normalisation:
+def _per_feature(rng: np.random.Generator) -> Normalization:
     mean, std = rng.normal(size=6), 0.5 + rng.random(6)
-    return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
 
 
-def _memory(number: int, rng: np.random.Generator) -> Statistics | Tensor | None:
+def _memory(number: int, rng: np.random.Generator) -> InputStatistics | Tensor | None:
     numbers = torch.from_numpy(rng.normal(size=(2, 5))).float()
     if number == 1:
-        return Statistics("gaussian", numbers[0].half().float(), numbers[1].abs(), 0.125, 50)
+        return InputStatistics("gaussian", numbers[0].half().float(), numbers[1].abs(), 0.125, 50)
     if number == 2:
         return torch.from_numpy(rng.integers(0, 255, (4, 6), dtype=np.uint8))
     if number == 3:
-        return Statistics("histogram", numbers[0].abs().half().float(), None, 1 / 3, 50)
+        return InputStatistics("histogram", numbers[0].abs().half().float(), None, 1 / 3, 50)
     return None
 
 
@@ -152,7 +152,7 @@ def reference_store() -> SubnetStore:
     layout = made.layout
 
     def scores(number: int) -> np.ndarray:
-        values = initial_scores(made.architecture, layout, Origin(7, 0, number)).abs()
+        values = initial_scores(made.architecture, layout, InitKey(7, 0, number)).abs()
         return top_k_segments(values, [(i, j, (j - i) // 8) for i, j in layout.block_segments])[0]
 
     def flipped(mask: np.ndarray, share: float) -> Tensor:

@@ -134,7 +134,7 @@ def layer_norm() -> nn.Module:
 
 
 def weight_norm() -> nn.Module:
-    # Wide rows: a row without any weight has no direction, and so no normalised form.
+    # Wide rows: a row without any weight has no direction, and so no normalized form.
     layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(32, 8))
     return stack(layer, nn.ReLU(), head=8)
 
@@ -166,7 +166,7 @@ def data(
     seed: int = 0,
     offset: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs whose class shows: noise around one random centre per class."""
+    """Inputs whose class shows: noise around one random center per class."""
     rng = np.random.default_rng(seed)
     labels = np.arange(samples) % classes
     if shape == "tokens":
@@ -175,9 +175,9 @@ def data(
         picks = rng.integers(0, 3, (samples, 4))
         tokens[:, ::2] = np.take_along_axis(likely[labels], picks, 1)
         return tokens, labels
-    centres = rng.normal(size=(classes, *shape))
+    centers = rng.normal(size=(classes, *shape))
     noise = rng.normal(size=(samples, *shape))
-    return (centres[labels] + 0.7 * noise + offset).astype(np.float32), labels
+    return (centers[labels] + 0.7 * noise + offset).astype(np.float32), labels
 
 
 def task(name: str = "a", shape: tuple[int, ...] | str = (6,), **how: Any) -> Task:
@@ -187,7 +187,7 @@ def task(name: str = "a", shape: tuple[int, ...] | str = (6,), **how: Any) -> Ta
     return Task.from_arrays(name, x, y, **({"valid": 0.25} | how))
 
 
-TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 16, "learning_rate": 0.02}
+TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 16, "lr": 0.02}
 
 
 def learner(net: nn.Module | None = None, *, training: Any = None, **settings: Any) -> TinySubNets:

@@ -35,17 +35,17 @@ def encode(bank: int, owner: int, code: int, widths: tuple[int, int, int] = (1, 
 
 
 def decode(word: str, codebooks: Codebooks) -> float:
-    """The value that a word stands for: its code's centre in the codebook of its owner."""
+    """The value that a word stands for: its code's centroid in the codebook of its owner."""
     parts = word.split()
     if len(parts) != 3 or any(set(p) - {"0", "1"} for p in parts):
         raise FormatError(f"{word!r} is no word; three binary numbers are needed, as in '0 00 11'.")
     bank, owner, code = (int(p, 2) for p in parts)
     if (bank, owner) not in codebooks:
         raise FormatError(f"{word!r}: no task has number {owner} in bank {bank}.")
-    centres = codebooks[bank, owner]
-    if code >= len(centres):
-        raise FormatError(f"{word!r}: code {code} is beyond the {len(centres)} centres.")
-    return float(centres[code])
+    centroids = codebooks[bank, owner]
+    if code >= len(centroids):
+        raise FormatError(f"{word!r}: code {code} is beyond the {len(centroids)} centroids.")
+    return float(centroids[code])
 
 
 def owners(masks: Tensor) -> Tensor:

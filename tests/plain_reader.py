@@ -157,17 +157,17 @@ def read_form(data: Bytes) -> tuple[int, int, np.ndarray | None]:
 
 
 def read_values(data: Bytes, form: tuple[int, int, np.ndarray | None], count: int) -> np.ndarray:
-    bits, wide, centres = form
-    if centres is None:
+    bits, wide, centroids = form
+    if centroids is None:
         return data.floats(count, wide)
     coded = data.take(data.varint())
     tag, body = coded[0], coded[1:]
     if tag == 0:
-        return centres[planes(body, bits, count)]
+        return centroids[planes(body, bits, count)]
     symbols = np.frombuffer(zlib.decompress(body, -15), np.uint8)
     each = 8 // bits if tag == 1 else 1
     codes = np.stack([symbols >> (bits * i) & ((1 << bits) - 1) for i in range(each)], 1)
-    return centres[codes.reshape(-1)[:count]]
+    return centroids[codes.reshape(-1)[:count]]
 
 
 def bit_stream(data: bytes) -> np.ndarray:

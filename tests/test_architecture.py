@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from nets import NETWORKS, Encoder, Residual, TiedEmbedding, learner, mlp, stack, task
 from tinysubnets.errors import ArchitectureError
 from tinysubnets.networks import build
-from tinysubnets.nn.architecture import Architecture, Specification
-from tinysubnets.nn.init import Origin, starting_point
+from tinysubnets.nn.architecture import Architecture, TensorSpec
+from tinysubnets.nn.init import InitKey, initial_state
 from tinysubnets.nn.layout import Layout
 
 
@@ -23,8 +23,8 @@ def names(specifications: Any) -> list[str]:
 
 def tensors_of(architecture: Architecture, classes: int = 3) -> dict[str, Tensor]:
     layout = Layout(architecture.shared)
-    start = starting_point(architecture, layout, Origin(0, 0, 0), classes)
-    return architecture.split(start.free) | start.private | architecture.constants
+    start = initial_state(architecture, layout, InitKey(0, 0, 0), classes)
+    return architecture.split(start.free) | start.task_params | architecture.constants
 
 
 def test_the_rule_of_what_is_shared() -> None:
@@ -37,26 +37,26 @@ def test_the_rule_of_what_is_shared() -> None:
         "encoder.layers.0.linear2.weight",
     ]
     assert {"token", "fc.weight", "fc.bias", "encoder.layers.0.norm1.weight"} <= set(
-        names(arch.private)
+        names(arch.task_params)
     )
 
 
 def test_batch_norm_statistics_are_private_and_counters_are_dropped() -> None:
     arch = Architecture(Residual())
     assert names(arch.shared) == ["stem.weight", "conv.weight"]
-    assert arch.statistics == (
+    assert arch.running_stats == (
         "norm1.running_mean",
         "norm1.running_var",
         "norm2.running_mean",
         "norm2.running_var",
     )
-    assert set(arch.statistics) < set(names(arch.private))
+    assert set(arch.running_stats) < set(names(arch.task_params))
     assert not arch.constants
 
 
 def test_shared_can_be_chosen() -> None:
     arch = Architecture(mlp(), shared=lambda name, tensor: name == "2.weight")
-    assert names(arch.shared) == ["2.weight"] and "0.weight" in names(arch.private)
+    assert names(arch.shared) == ["2.weight"] and "0.weight" in names(arch.task_params)
     with pytest.raises(ArchitectureError, match="no parameter outside the head"):
         Architecture(mlp(), shared=lambda name, tensor: False)
 
@@ -100,7 +100,7 @@ def test_the_user_s_network_is_left_alone() -> None:
 
 def test_the_head_has_exactly_the_task_s_classes() -> None:
     arch = Architecture(mlp(classes=10))
-    shapes = arch.private_shapes(4)
+    shapes = arch.task_param_shapes(4)
     assert shapes["fc.weight"] == (4, 10) and shapes["fc.bias"] == (4,)
     assert shapes["0.bias"] == (10,)
     assert arch.build(tensors_of(arch, 4)).fc.out_features == 4  # type: ignore[union-attr]
@@ -109,7 +109,7 @@ def test_the_head_has_exactly_the_task_s_classes() -> None:
 def test_a_head_of_several_layers() -> None:
     net = stack(nn.Linear(6, 8), nn.ReLU(), head=8)
     net.fc = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
-    shapes = Architecture(net).private_shapes(7)
+    shapes = Architecture(net).task_param_shapes(7)
     assert shapes["fc.0.weight"] == (5, 8) and shapes["fc.2.weight"] == (7, 5)
 
 
@@ -223,7 +223,7 @@ def test_constant_buffers_are_kept_once_and_used() -> None:
     learn = learner(Wrapped())
     learn.learn(task())
     assert list(learn.architecture.constants) == ["scale"]
-    assert "scale" not in learn.store.subnet("a").private
+    assert "scale" not in learn.store.subnet("a").task_params
     x = task().train.inputs()
     module = learn.store.module("a")
     assert torch.equal(module(x), learn.logits("a", x))
@@ -245,7 +245,7 @@ def test_layers_that_own_shared_weights() -> None:
 
 def test_balance_makes_small_tensors_denser_at_the_same_total() -> None:
     """Sizes 100 and 10,000: equal shares, shares as their roots (1 to 10), equal counts, full."""
-    shared = [Specification("a", (10, 10)), Specification("b", (100, 100))]
+    shared = [TensorSpec("a", (10, 10)), TensorSpec("b", (100, 100))]
     layout = Layout(shared)
     assert layout.keep(0.02) == (2, 200) == layout.keep(0.02, 0.0)
     assert layout.keep(0.02, 0.5) == (18, 184)

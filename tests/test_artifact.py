@@ -23,7 +23,7 @@ from tinysubnets.format.io import _Walk
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.size import Entry
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import Coded, Subnet
+from tinysubnets.model.subnet import CodebookTensor, Subnet
 from tinysubnets.nn.architecture import Architecture
 
 
@@ -43,8 +43,8 @@ def assert_equal(a: object, b: object) -> None:
     """Equal in every bit, whatever it is made of."""
     if isinstance(a, torch.Tensor):
         assert isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    elif isinstance(a, Coded):
-        assert isinstance(b, Coded) and a.value_bits == b.value_bits and a.bits == b.bits
+    elif isinstance(a, CodebookTensor):
+        assert isinstance(b, CodebookTensor) and a.value_bits == b.value_bits and a.bits == b.bits
         assert torch.equal(a.decode(), b.decode())
     elif isinstance(a, dict):
         assert isinstance(b, dict) and list(a) == list(b)
@@ -150,7 +150,9 @@ def test_a_partial_store_can_neither_learn_nor_be_saved(tmp_path: Path) -> None:
         SubnetStore.load(tmp_path, task="task l")
 
 
-@pytest.mark.parametrize("settings", [{}, {"scores": "warm"}, {"sharing": "none", "density": 0.1}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"score_init": "previous_mask"}, {"sharing": "none", "density": 0.1}]
+)
 def test_learning_goes_on_from_a_file_to_the_byte(settings: dict, tmp_path: Path) -> None:
     tasks = [task(n, seed=i, offset=5.0 * i) for i, n in enumerate("abc")]
     live = learner(**({"density": 0.3} | settings))
@@ -173,11 +175,11 @@ def test_learning_goes_on_from_a_file_to_the_byte(settings: dict, tmp_path: Path
 
 def test_a_given_network_is_checked_when_learning_goes_on(tmp_path: Path) -> None:
     net = mlp()
-    first = learner(net, init="given", density=0.3)
+    first = learner(net, init="pretrained", density=0.3)
     first.learn(task("a"))
     first.save(tmp_path)
     TinySubNets.resume(tmp_path, copy.deepcopy(net)).learn(task("b", seed=1))
-    with pytest.raises(MismatchError, match="init = 'given'"):
+    with pytest.raises(MismatchError, match="init = 'pretrained'"):
         TinySubNets.resume(tmp_path, mlp())
 
 
@@ -205,7 +207,7 @@ def test_the_network_is_rebuilt_by_name_without_random_numbers(tmp_path: Path) -
     again = SubnetStore.load(tmp_path)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert again.architecture.rebuild == store.architecture.rebuild
-    assert again.architecture.private == store.architecture.private
+    assert again.architecture.task_params == store.architecture.task_params
 
 
 SHAPES = {
@@ -228,8 +230,8 @@ def test_networks_of_the_package_come_back(name: str, tmp_path: Path) -> None:
     store.save(tmp_path)
     again = SubnetStore.load(tmp_path)
     assert again.architecture.shared == store.architecture.shared
-    assert again.architecture.private == store.architecture.private
-    assert again.architecture.statistics == store.architecture.statistics
+    assert again.architecture.task_params == store.architecture.task_params
+    assert again.architecture.running_stats == store.architecture.running_stats
     for task_name in store.tasks:
         x = torch.randint(0, 256, (2, *SHAPES[name]), dtype=torch.uint8)
         assert torch.equal(store.logits(task_name, x), again.logits(task_name, x))
@@ -292,8 +294,9 @@ def test_the_ledger_adds_up_to_the_file(tmp_path: Path) -> None:
         with artifact.ModelFile(artifact.model_path(tmp_path / kind)) as file:
             for number, name in enumerate(store.tasks):
                 for part in artifact.container.KINDS:
-                    assert getattr(ledger.tasks[name], part) == 8 * file.size(part, number)
-    assert ledger.common.private == 8 * 6 * 4  # the constant buffer
+                    line = "task_params" if part == "private" else part
+                    assert getattr(ledger.tasks[name], line) == 8 * file.size(part, number)
+    assert ledger.common.task_params == 8 * 6 * 4  # the constant buffer
 
 
 def test_ten_permutations_take_little_metadata() -> None:
@@ -309,12 +312,12 @@ def test_ten_permutations_take_little_metadata() -> None:
             bank=min(number, 1),
             name=f"permutation-{number}",
             classes=tuple(range(10)),
-            shapes=empty.architecture.private_shapes(10),
-            private={
-                n: Coded(torch.zeros(int(np.prod(s))))
-                for n, s in empty.architecture.private_shapes(10).items()
+            shapes=empty.architecture.task_param_shapes(10),
+            task_params={
+                n: CodebookTensor(torch.zeros(int(np.prod(s))))
+                for n, s in empty.architecture.task_param_shapes(10).items()
             },
-            normalisation=models.Normalisation((33.318447,), (78.567444,)),
+            normalization=models.Normalization((33.318447,), (78.567444,)),
             decision=models.BankDecision(min(number, 1), reason, numbers, None),
             owned_before_pruning=0.123456789012345,
             valid_accuracy=0.9716666666666667,

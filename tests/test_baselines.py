@@ -21,7 +21,7 @@ FORGET_FREE = ["tsn", "tsn-wr", "tsn-wr-wpp", "wsn", "packnet", "ada-qpacknet", 
 DENSE = [m for m in METHODS if m not in FORGET_FREE or m == "independent"]
 ONE_HEAD = [m for m in DENSE if m != "independent"]
 WITH_CLASSES = ["naive", "cumulative", "replay", "gdumb", "cwr-star"]
-TRAINING = {"epochs": 4, "batch_size": 32, "learning_rate": 5e-3}
+TRAINING = {"epochs": 4, "batch_size": 32, "lr": 5e-3}
 SMALL = {"packnet": {"density": 0.2}, "ada-qpacknet": {"density": 0.2}}
 
 
@@ -48,23 +48,29 @@ def test_every_method_learns_both_scenarios(method, scenario):
     assert final[-1] > 2 * chance if chance < 0.2 else final[-1] > 0.7
     assert tuple(learner.reports) == tuple(t.name for t in tasks)
     assert ledger(learner).total.total > 0
-    assert getattr(learner, "setting", "task-incremental") == "task-incremental"
+    assert getattr(learner, "scenario_type", "task-IL") == "task-IL"
     if method in FORGET_FREE:
         assert fresh == final  # BWT exactly 0
 
 
 def test_naive_forgets_and_cumulative_and_independent_do_not():
-    for setting, tasks in (("domain", permuted()), ("class", split())):
-        assert backward_transfer(*run(make("naive", setting=setting), tasks)) < -0.1
-        assert backward_transfer(*run(make("cumulative", setting=setting), tasks)) > -0.05
+    for scenario_type, tasks in (("domain-IL", permuted()), ("class-IL", split())):
+        assert backward_transfer(*run(make("naive", scenario_type=scenario_type), tasks)) < -0.1
+        assert (
+            backward_transfer(*run(make("cumulative", scenario_type=scenario_type), tasks)) > -0.05
+        )
     assert backward_transfer(*run(make("independent"), permuted())) == 0.0
 
 
 @pytest.mark.parametrize("method", ["replay", "gdumb", "gem", "a-gem", "ewc", "si", "lwf"])
 def test_methods_against_forgetting_forget_less_than_naive(method):
-    strong = {"ewc": {"strength": 300.0}, "si": {"strength": 5.0}, "lwf": {"strength": 5.0}}
-    naive = run(make("naive", setting="domain"), permuted())[1]
-    final = run(make(method, setting="domain", **strong.get(method, {})), permuted())[1]
+    strong = {
+        "ewc": {"penalty_weight": 300.0},
+        "si": {"penalty_weight": 5.0},
+        "lwf": {"distillation_weight": 5.0},
+    }
+    naive = run(make("naive", scenario_type="domain-IL"), permuted())[1]
+    final = run(make(method, scenario_type="domain-IL", **strong.get(method, {})), permuted())[1]
     assert np.mean(final[:-1]) > np.mean(naive[:-1]) + 0.02
 
 
@@ -72,7 +78,7 @@ def test_methods_against_forgetting_forget_less_than_naive(method):
 @pytest.mark.parametrize("method", ["wsn", "packnet", "ada-qpacknet"])
 def test_old_logits_never_change_with_batch_norm_and_weight_decay(method, optimizer):
     training = {"optimizer": optimizer, "weight_decay": 0.1, "epochs": 2}
-    training |= {"momentum": 0.9, "learning_rate": 0.02} if optimizer == "sgd" else {}
+    training |= {"momentum": 0.9, "lr": 0.02} if optimizer == "sgd" else {}
     learner = make(method, norm=True, training=training)
     before: dict[str, torch.Tensor] = {}
     for task in permuted():
@@ -109,17 +115,17 @@ def test_packnet_goes_on_without_free_weights_and_says_so():
 @pytest.mark.parametrize("method", ONE_HEAD)
 def test_settings_that_the_paper_of_a_method_does_not_define_are_refused(method):
     if method in WITH_CLASSES:
-        assert make(method, setting="class").setting == "class-incremental"
+        assert make(method, scenario_type="class-IL").scenario_type == "class-IL"
     else:
-        with pytest.raises(SettingError, match=f"'class' is not defined for {method}"):
-            make(method, setting="class")
-    assert make(method, setting="domain").setting == "domain-incremental"
+        with pytest.raises(SettingError, match=f"'class-IL' is not defined for {method}"):
+            make(method, scenario_type="class-IL")
+    assert make(method, scenario_type="domain-IL").scenario_type == "domain-IL"
 
 
 @pytest.mark.parametrize("method", ["independent", "wsn", "packnet", "ada-qpacknet"])
 def test_methods_that_need_the_task_say_so(method):
     with pytest.raises(SettingError, match="not defined"):
-        make(method, setting="class")
+        make(method, scenario_type="class-IL")
     learner = make(method, training={"epochs": 1})
     learner.learn(permuted()[0])
     with pytest.raises(TaskError, match="needs to know the task"):
@@ -128,7 +134,7 @@ def test_methods_that_need_the_task_say_so(method):
 
 @pytest.mark.parametrize("method", WITH_CLASSES)
 def test_one_head_answers_over_all_classes_seen(method):
-    learner = make(method, setting="class", training={"epochs": 1})
+    learner = make(method, scenario_type="class-IL", training={"epochs": 1})
     for task in split()[:3]:
         learner.learn(task)
     inputs = split()[0].test.inputs()
@@ -140,7 +146,7 @@ def test_one_head_answers_over_all_classes_seen(method):
 
 
 def test_classes_of_the_same_name_are_other_classes_in_another_task():
-    learner = make("cumulative", setting="class", training={"epochs": 1})
+    learner = make("cumulative", scenario_type="class-IL", training={"epochs": 1})
     for task in permuted()[:2]:
         learner.learn(task)
     assert learner.logits(None, permuted()[0].test.inputs()).shape[1] == 20
@@ -148,7 +154,7 @@ def test_classes_of_the_same_name_are_other_classes_in_another_task():
 
 
 def test_a_class_of_another_task_is_wrong_even_with_the_same_label():
-    learner, probes = make("naive", setting="class"), [Probe.of(t) for t in permuted()]
+    learner, probes = make("naive", scenario_type="class-IL"), [Probe.of(t) for t in permuted()]
     learner.learn(permuted()[0])
     assert measure_row(learner, probes, 0)[1:] == [None, None]
     learner.learn(permuted()[1])
@@ -157,20 +163,20 @@ def test_a_class_of_another_task_is_wrong_even_with_the_same_label():
     assert row[:2] == pytest.approx([accuracy(learner, t) for t in permuted()[:2]])
 
 
-def test_with_the_task_unknown_all_tasks_are_normalised_like_the_first():
-    learner = make("naive", setting="domain", training={"epochs": 1})
+def test_with_the_task_unknown_all_tasks_are_normalized_like_the_first():
+    learner = make("naive", scenario_type="domain-IL", training={"epochs": 1})
     first, second = permuted()[:2]
     shifted = Task.from_arrays("far", second.train.inputs() + 100, second.train.labels)
     learner.learn(first)
-    lesson = learner.begin(shifted)
-    assert lesson.training.task.normalisation == first.normalisation
+    trainer = learner.begin(shifted)
+    assert trainer.training.task.normalization == first.normalization
     told = make("naive", training={"epochs": 1})
     told.learn(first)
-    assert told.begin(shifted).training.task.normalisation == shifted.normalisation
+    assert told.begin(shifted).training.task.normalization == shifted.normalization
 
 
 def test_bad_tasks_are_refused_before_anything_is_learned():
-    learner = make("naive", setting="domain", training={"epochs": 1})
+    learner = make("naive", scenario_type="domain-IL", training={"epochs": 1})
     learner.learn(permuted()[0])
     with pytest.raises(TaskError, match="learned already"):
         learner.begin(permuted()[0])
@@ -180,10 +186,10 @@ def test_bad_tasks_are_refused_before_anything_is_learned():
         learner.logits("p7", permuted()[0].test.inputs())
     with pytest.raises(TaskError, match="Task is needed"):
         learner.begin("p1")
-    with pytest.raises(SettingError, match="strength"):
-        make("naive", strength=1.0)
-    with pytest.raises(SettingError, match="memory"):
-        make("replay", memory=0)
+    with pytest.raises(SettingError, match="penalty_weight"):
+        make("naive", penalty_weight=1.0)
+    with pytest.raises(SettingError, match="buffer_size"):
+        make("replay", buffer_size=0)
     assert learner.tasks == ("p0",)
 
 
@@ -238,32 +244,32 @@ def test_a_lesson_goes_on_from_its_state(method, done):
     for interrupted in (False, True):
         learner = make(method)
         learner.learn(first)
-        lesson = learner.begin(second)
+        trainer = learner.begin(second)
         for _ in range(done):
-            lesson.epoch()
+            trainer.epoch()
         if interrupted:
-            tensors, numbers = lesson.state()
-            lesson = learner.begin(second)
-            lesson.restore_(tensors, numbers)
-        while not lesson.finished:
-            report = lesson.epoch()
+            tensors, numbers = trainer.state()
+            trainer = learner.begin(second)
+            trainer.restore_(tensors, numbers)
+        while not trainer.finished:
+            report = trainer.epoch()
         assert (report.epoch, report.epochs) == (4, 4)
-        lesson.finish()
+        trainer.finish()
         results.append(learner.logits(second.name, second.test.inputs()))
     assert torch.equal(*results)
 
 
 def test_the_ledger_of_dense_methods_counts_every_bit():
-    naive, replay = make("naive", norm=True), make("replay", norm=True, memory=40)
+    naive, replay = make("naive", norm=True), make("replay", norm=True, buffer_size=40)
     ewc, independent = make("ewc", norm=True), make("independent", norm=True)
     for learner in (naive, replay, ewc, independent):
         for task in split()[:2]:
             learner.learn(task)
     shared = 64 * 64 * 2
-    heads, private = 4 * 65, 64 * 2 + 64 * 4
+    heads, task_params = 4 * 65, 64 * 2 + 64 * 4
     total = naive.ledger().total
     assert total.codes == 32 * shared and total.heads == 32 * heads
-    assert total.private == 32 * private and total.memory == 0
+    assert total.task_params == 32 * task_params and total.memory == 0
     assert naive.ledger().paper == 1.0 and naive.ledger().worked_example == 1.0
     assert replay.ledger().total.memory == 40 * 8 * (64 + 2 + 2)
     body = shared + 64 * 2 + 64 * 2  # weights, biases, norm scales and shifts; no statistics
@@ -283,10 +289,10 @@ def test_dense_methods_take_convolutions_and_given_weights():
     for method in ("ewc", "lwf", "gem", "replay", "cumulative"):
         training = {"epochs": 1, "augmentation": {"shift": 1}}
         learner: DenseLearner = learners.build(
-            method, Architecture(net), settings={"init": "given"}, training=training
+            method, Architecture(net), settings={"init": "pretrained"}, training=training
         )
         for task in images:
             learner.learn(task)
         assert learner.logits("s0", images[0].valid.inputs()).shape[1] == 2
-    given = learners.build("naive", Architecture(net), settings={"init": "given"}, training={})
+    given = learners.build("naive", Architecture(net), settings={"init": "pretrained"}, training={})
     assert torch.equal(given.fresh(2)["0.weight"], net[0].weight)

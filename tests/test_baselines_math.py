@@ -36,7 +36,7 @@ from tinysubnets.baselines.regularization import (
 from tinysubnets.baselines.replay import Replay
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task
 from tinysubnets.training.settings import TrainingSettings
 
@@ -51,7 +51,7 @@ def linear_net() -> Architecture:
 
 def test_fisher_of_a_linear_softmax_model_is_the_closed_form():
     architecture = linear_net()
-    tensors = {n: torch.randn_like(t) for n, t in architecture.given.items()}
+    tensors = {n: torch.randn_like(t) for n, t in architecture.pretrained.items()}
     x = torch.randn(50, 3)
     found = fisher(architecture, tensors, list(tensors), x, (0, 2))
     body, head = tensors["0.weight"], tensors["fc.weight"]
@@ -69,7 +69,7 @@ def test_fisher_of_a_linear_softmax_model_is_the_closed_form():
 
 def test_fisher_is_taken_over_the_columns_of_the_task():
     architecture = linear_net()
-    tensors = {n: torch.randn_like(t) for n, t in architecture.given.items()}
+    tensors = {n: torch.randn_like(t) for n, t in architecture.pretrained.items()}
     tensors["fc.weight"], tensors["fc.bias"] = torch.randn(5, 4), torch.randn(5)
     x = torch.randn(20, 3)
     found = fisher(architecture, tensors, ["fc.weight"], x, (3, 5))
@@ -78,7 +78,7 @@ def test_fisher_is_taken_over_the_columns_of_the_task():
 
 def test_the_empirical_fisher_is_the_mean_of_squared_gradients():
     architecture = linear_net()
-    tensors = {n: torch.randn_like(t).requires_grad_() for n, t in architecture.given.items()}
+    tensors = {n: torch.randn_like(t).requires_grad_() for n, t in architecture.pretrained.items()}
     x, y = torch.randn(9, 3), torch.arange(9) % 2
     plain = {n: t.detach() for n, t in tensors.items()}
     found = fisher(architecture, plain, list(tensors), x, (0, 2), y)
@@ -91,7 +91,7 @@ def test_the_empirical_fisher_is_the_mean_of_squared_gradients():
 
 def test_fisher_sample_by_sample_and_mapped_agree():
     architecture = linear_net()
-    tensors = {n: torch.randn_like(t) for n, t in architecture.given.items()}
+    tensors = {n: torch.randn_like(t) for n, t in architecture.pretrained.items()}
     x, chances = torch.randn(7, 3), torch.rand(7, 2)
 
     def answers(weights, sample):
@@ -114,18 +114,18 @@ def test_ewc_learns_a_recurrent_network():
     tokens = torch.randint(0, 9, (30, 5))
     learner = EWC(Architecture(Reader()), training={"epochs": 1}, fisher_samples=5)
     learner.learn(Task.from_arrays("read", tokens, torch.arange(30) % 2))
-    assert learner.kept["importance/rnn.weight_hh_l0"].max() > 0
+    assert learner.extra_state["importance/rnn.weight_hh_l0"].max() > 0
 
 
 def test_the_penalties_of_ewc_sum_up_to_one_quadratic():
-    learner = EWC(small_net(), training=TRAINING, setting="domain", fisher_samples=20)
+    learner = EWC(small_net(), training=TRAINING, scenario_type="domain-IL", fisher_samples=20)
     names, seen, weights = ["0.weight", "fc.bias"], [], []
     tasks = permuted()
     for task in tasks[:2]:
-        before = {n: learner.kept.get(f"importance/{n}", torch.zeros(1)) for n in names}
+        before = {n: learner.extra_state.get(f"importance/{n}", torch.zeros(1)) for n in names}
         learner.learn(task)
         weights.append({n: learner.tensors[n] for n in names})
-        seen.append({n: learner.kept[f"importance/{n}"] - before[n] for n in names})
+        seen.append({n: learner.extra_state[f"importance/{n}"] - before[n] for n in names})
     module = learner.begin(tasks[2]).module
     for name in names:
         parameter = next(p for p in module.parts()[name] if p.numel())
@@ -136,7 +136,7 @@ def test_the_penalties_of_ewc_sum_up_to_one_quadratic():
     for name in names:
         parameter = next(p for p in module.parts()[name] if p.numel())
         expected = sum(
-            learner.settings.strength * f[name] * (parameter.detach() - w[name])
+            learner.settings.penalty_weight * f[name] * (parameter.detach() - w[name])
             for f, w in zip(seen, weights, strict=True)
         )
         assert torch.allclose(parameter.grad, expected, rtol=1e-3, atol=1e-4)
@@ -148,12 +148,12 @@ def two_moons(count: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, 0] * x[:, 1] > 0).long()
 
 
-def si_training(strength: float, rate: float) -> SITraining:
+def si_training(penalty_weight: float, rate: float) -> SITraining:
     architecture, (x, y) = linear_net(), two_moons()
-    task = Task("one", (0, 1), Split(x, y), Split(x, y), normalisation=Normalisation())
+    task = Task("one", (0, 1), Split(x, y), Split(x, y), normalization=Normalization())
     start = {
         n: torch.full_like(t, 0.3) + 0.1 * torch.randn_like(t)
-        for n, t in architecture.given.items()
+        for n, t in architecture.pretrained.items()
     }
     module = SIModule(
         architecture,
@@ -161,9 +161,9 @@ def si_training(strength: float, rate: float) -> SITraining:
         Outputs([(0, 2)], by_task=False),
         num_old=0,
         same_classes=True,
-        strength=strength,
+        penalty_weight=penalty_weight,
     )
-    settings = TrainingSettings(optimizer="sgd", learning_rate=rate, final_rate=rate, batch_size=24)
+    settings = TrainingSettings(optimizer="sgd", lr=rate, min_lr=rate, batch_size=24)
     return SITraining(module, task, settings, seed=0, number=0)
 
 
@@ -211,12 +211,12 @@ def test_si_divides_the_path_by_the_squared_movement():
 
 
 def test_si_adds_up_the_importances_of_tasks():
-    learner = SI(small_net(), training=TRAINING, setting="domain", strength=1.0)
+    learner = SI(small_net(), training=TRAINING, scenario_type="domain-IL", penalty_weight=1.0)
     learner.learn(permuted()[0])
-    first = learner.kept["importance/0.weight"].clone()
+    first = learner.extra_state["importance/0.weight"].clone()
     assert first.max() > 0
     learner.learn(permuted()[1])
-    assert (learner.kept["importance/0.weight"] >= first).all()
+    assert (learner.extra_state["importance/0.weight"] >= first).all()
 
 
 @pytest.mark.parametrize("num", [1, 2, 5, 12])
@@ -254,7 +254,9 @@ def test_gem_takes_parallel_references_and_a_margin():
 
 
 def test_a_step_of_gem_goes_against_no_earlier_task():
-    learner = GEM(small_net(), training=TRAINING, setting="domain", memory_per_task=50, margin=0.0)
+    learner = GEM(
+        small_net(), training=TRAINING, scenario_type="domain-IL", buffer_per_task=50, margin=0.0
+    )
     for task in permuted()[:2]:
         learner.learn(task)
     training = learner.begin(permuted()[2]).training
@@ -272,10 +274,10 @@ def test_the_distillation_of_lwf_is_stationary_at_the_old_parameters():
     learner = LwF(small_net(), training=TRAINING)
     for task in split()[:2]:
         learner.learn(task)
-    lesson = learner.begin(split()[2])
-    module = lesson.module
+    trainer = learner.begin(split()[2])
+    module = trainer.module
     assert isinstance(module, LwFModule) and module.past_columns == ((0, 2), (2, 4))
-    inputs, _ = next(iter(lesson.training.train.chunks(50)))
+    inputs, _ = next(iter(trainer.training.train.chunks(50)))
 
     def slope() -> float:
         module.zero_grad()
@@ -289,13 +291,13 @@ def test_the_distillation_of_lwf_is_stationary_at_the_old_parameters():
     assert slope() > 1e-4
 
 
-@pytest.mark.parametrize("setting", ["task", "class", "domain"])
+@pytest.mark.parametrize("scenario_type", ["task-IL", "class-IL", "domain-IL"])
 @pytest.mark.parametrize("size", [60, 97])
-def test_the_memory_of_replay_is_balanced_and_of_the_stated_size(setting, size):
-    learner = Replay(small_net(), training=TRAINING, setting=setting, memory=size)
+def test_the_memory_of_replay_is_balanced_and_of_the_stated_size(scenario_type, size):
+    learner = Replay(small_net(), training=TRAINING, scenario_type=scenario_type, buffer_size=size)
     for number, task in enumerate(permuted()[:2], start=1):
         learner.learn(task)
-        memory = learner.memory
+        memory = learner.buffer
         assert len(memory) == size
         groups = memory.tasks * 100 + memory.labels % 10
         counts = groups.unique(return_counts=True)[1]
@@ -313,31 +315,33 @@ def test_the_memory_of_replay_is_balanced_and_of_the_stated_size(setting, size):
     assert learner.ledger().total.memory == 8 * size * (64 + 2 + 2)
 
 
-@pytest.mark.parametrize("setting", ["task", "class", "domain"])
-def test_cumulative_is_joint_training(setting):
+@pytest.mark.parametrize("scenario_type", ["task-IL", "class-IL", "domain-IL"])
+def test_cumulative_is_joint_training(scenario_type):
     tasks = permuted()[:2]
-    learner = Cumulative(small_net(norm=True), training=TRAINING, setting=setting)
+    learner = Cumulative(small_net(norm=True), training=TRAINING, scenario_type=scenario_type)
     for task in tasks:
         learner.learn(task)
-    columns = [(0, 10), (0, 10)] if setting == "domain" else [(0, 10), (10, 20)]
-    outputs = Outputs(columns, by_task=setting == "task")
+    columns = [(0, 10), (0, 10)] if scenario_type == "domain-IL" else [(0, 10), (10, 20)]
+    outputs = Outputs(columns, by_task=scenario_type == "task-IL")
 
     def join(part: str) -> Split:
         splits = [getattr(t, part) for t in tasks]
         labels = [s.labels + first for s, (first, _) in zip(splits, columns, strict=True)]
-        shown = [t.normalisation if setting == "task" else tasks[0].normalisation for t in tasks]
+        shown = [
+            t.normalization if scenario_type == "task-IL" else tasks[0].normalization for t in tasks
+        ]
         inputs = [n(s.inputs()) for n, s in zip(shown, splits, strict=True)]
         return Split(torch.cat(inputs), torch.cat(labels))
 
     joint = dataclasses.replace(
-        tasks[1], train=join("train"), valid=join("valid"), normalisation=Normalisation()
+        tasks[1], train=join("train"), valid=join("valid"), normalization=Normalization()
     )
     module = DenseModule(learner.architecture, learner.fresh(outputs.num), outputs)
     training = DenseTraining(module, joint, learner.training, seed=0, number=1)
     while not training.finished:
         training.epoch()
     training.restore_best_()
-    for name, tensor in training.settled(module.measured_tensors()).items():
+    for name, tensor in training.settled(module.eval_tensors()).items():
         assert torch.equal(tensor, learner.tensors[name]), name
 
 
@@ -368,18 +372,18 @@ def test_the_own_weights_of_packnet_are_disjoint_and_the_largest():
 def test_packnet_keeps_a_share_of_the_free_weights_by_magnitude():
     learner = PackNet(small_net(), training=TRAINING, density=0.5, of="free")
     learner.learn(permuted()[0])
-    lesson = learner.begin(permuted()[1])
-    while not lesson.training.finished:
-        lesson.epoch()
-    module = lesson.module
-    lesson.training.restore_best_()
+    trainer = learner.begin(permuted()[1])
+    while not trainer.training.finished:
+        trainer.epoch()
+    module = trainer.module
+    trainer.training.restore_best_()
     values = module.free.detach().abs().clone()
-    lesson._turn_()
+    trainer._turn_()
     for i, j in module.layout.block_segments:
         free = ~module.owned[i:j]
-        kept = module.fixed[i:j] & free
-        assert int(kept.sum()) == round(0.5 * int(free.sum()))
-        assert values[i:j][kept].min() >= values[i:j][free & ~kept].max()
+        extra_state = module.fixed[i:j] & free
+        assert int(extra_state.sum()) == round(0.5 * int(free.sum()))
+        assert values[i:j][extra_state].min() >= values[i:j][free & ~extra_state].max()
 
 
 def test_the_capacity_formula_of_wsn():

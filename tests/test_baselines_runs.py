@@ -11,7 +11,7 @@ from tinysubnets.experiments import methods as learners
 from tinysubnets.experiments import recipe
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment
-from tinysubnets.experiments.run_dir import RunFolder
+from tinysubnets.experiments.run_dir import RunDir
 
 BASELINES = [m for m in learners.METHODS if not m.startswith("tsn")]
 ONE_HEAD = ("naive", "cumulative", "replay", "gdumb", "gem", "a-gem", "ewc", "si", "lwf")
@@ -24,7 +24,7 @@ def plan(method: str, *more: str) -> Plan:
 
 
 def run(plan: Plan, path: Path, stop_after: int | None = None) -> None:
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         if stop_after is None:
             for _ in Experiment.begin(plan, folder).steps():
                 pass
@@ -32,22 +32,22 @@ def run(plan: Plan, path: Path, stop_after: int | None = None) -> None:
         steps = Experiment.begin(plan, folder).steps()
         for _ in range(stop_after):
             next(steps)
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         for _ in Experiment.resume(folder).steps():
             pass
 
 
 @pytest.mark.parametrize("method", BASELINES)
 def test_a_run_ends_with_a_result_and_a_model_and_the_same_if_interrupted(method, tmp_path):
-    setting = "domain" if method in ONE_HEAD else "task"
-    planned = plan(method, f"{method}.setting={setting}")
+    scenario_type = "domain-IL" if method in ONE_HEAD else "task-IL"
+    planned = plan(method, f"{method}.scenario_type={scenario_type}")
     run(planned, tmp_path / "whole")
     result = numbers(tmp_path / "whole")
-    assert result["setting"] == f"{setting}-incremental"
+    assert result["scenario_type"] == scenario_type
     file = tmp_path / "whole" / "model" / "model.safetensors"
     assert result["capacity"]["file_bytes"] == file.stat().st_size
     assert ("wsn" in result["capacity"]) == (method == "wsn")
     run(planned, tmp_path / "resumed", stop_after=7)  # within the second of three tasks
     assert numbers(tmp_path / "resumed") == result
-    if setting == "task":
+    if scenario_type == "task-IL":
         assert result["metrics"]["backward_transfer"] == 0.0

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from nets import NETWORKS, Residual, TiedEmbedding, mlp, stack, task
-from tinysubnets.nn.architecture import Architecture, Blueprint
+from tinysubnets.nn.architecture import Architecture, StatelessModule
 
 
 def tensors_of(net: nn.Module, factor: float = 1.0) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ def is_empty(net: nn.Module) -> bool:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_equals_a_functional_call_and_leaves_nothing_behind(name: str) -> None:
     make, shape = NETWORKS[name]
-    blueprint, x = Blueprint(make(), "eval"), task(shape=shape).train.inputs()
+    blueprint, x = StatelessModule(make(), "eval"), task(shape=shape).train.inputs()
     for factor in (1.0, 0.5):  # what one call leaves behind would show in the next
         tensors = tensors_of(make(), factor)
         assert torch.equal(blueprint(tensors, x), functional_call(blueprint.net, tensors, (x,)))
@@ -40,7 +40,7 @@ def test_equals_a_functional_call_and_leaves_nothing_behind(name: str) -> None:
 
 def test_gradients_reach_the_tensors_given() -> None:
     net = TiedEmbedding()
-    blueprint, x = Blueprint(net, "train"), task(shape="tokens").train.inputs()
+    blueprint, x = StatelessModule(net, "train"), task(shape="tokens").train.inputs()
     given = {n: t.requires_grad_() for n, t in tensors_of(net).items()}
     blueprint(given, x).sum().backward()
     net(x).sum().backward()
@@ -55,7 +55,7 @@ def test_tied_layers_and_tied_buffers_are_filled_in_all_their_places() -> None:
     net[5].running_mean = norm.running_mean
     tensors = tensors_of(net)
     tensors["1.running_mean"] += 1.0
-    blueprint, x = Blueprint(net, "eval"), torch.randn(4, 6)
+    blueprint, x = StatelessModule(net, "eval"), torch.randn(4, 6)
     with torch.no_grad():
         output = blueprint(tensors, x)
         norm.running_mean.add_(1.0)  # type: ignore[union-attr]
@@ -68,7 +68,7 @@ def test_modes_differ_in_dropout_and_in_statistics() -> None:
     for mode in ("train", "eval", "calibrate"):
         tensors = tensors_of(net)
         torch.manual_seed(1)
-        outputs[mode] = Blueprint(net, mode)(tensors, x)
+        outputs[mode] = StatelessModule(net, mode)(tensors, x)
         means[mode] = tensors["norm1.running_mean"]
     hidden = net.stem(x).mean((0, 2, 3))
     assert torch.equal(means["eval"], torch.zeros(4))
@@ -82,7 +82,7 @@ def test_modes_differ_in_dropout_and_in_statistics() -> None:
 
 def test_a_failed_pass_leaves_nothing_behind() -> None:
     net = mlp()
-    blueprint, tensors = Blueprint(net, "eval"), tensors_of(net)
+    blueprint, tensors = StatelessModule(net, "eval"), tensors_of(net)
     with pytest.raises(RuntimeError, match="shape"):
         blueprint(tensors, torch.zeros(2, 7))
     assert is_empty(blueprint.net)
@@ -93,7 +93,7 @@ def test_a_failed_pass_leaves_nothing_behind() -> None:
 def test_a_pass_within_a_pass_does_not_disturb_it() -> None:
     net = mlp()
     inner: list[Any] = []
-    blueprint, tensors, x = Blueprint(net, "eval"), tensors_of(net), torch.randn(2, 6)
+    blueprint, tensors, x = StatelessModule(net, "eval"), tensors_of(net), torch.randn(2, 6)
 
     def hook(*_: Any) -> None:
         if not inner:
@@ -108,7 +108,7 @@ def test_a_pass_within_a_pass_does_not_disturb_it() -> None:
 
 def test_threads_do_not_see_each_other_s_tensors() -> None:
     net = mlp()
-    blueprint, x, wrong = Blueprint(net, "eval"), torch.randn(2, 6), []
+    blueprint, x, wrong = StatelessModule(net, "eval"), torch.randn(2, 6), []
     meet = threading.Barrier(2, timeout=0.2)
 
     def hook(*_: Any) -> None:
@@ -165,7 +165,7 @@ def test_copies_work_and_are_independent(
 
 def test_runs_can_be_stacked() -> None:
     net = TiedEmbedding()
-    blueprint, x = Blueprint(net, "train"), task(shape="tokens").train.inputs()
+    blueprint, x = StatelessModule(net, "train"), task(shape="tokens").train.inputs()
     rows = [tensors_of(net, f) for f in (1.0, 2.0)]
     stacked = {n: torch.stack([r[n] for r in rows]) for n in rows[0]}
     together = torch.vmap(blueprint, in_dims=(0, None))(stacked, x)

@@ -14,7 +14,7 @@ from nets import NETWORKS, data, learner, mlp, task
 from paper_words import decode, encode, owners
 from tinysubnets.errors import CapacityError, CapacityWarning, FormatError
 from tinysubnets.model import size as capacity
-from tinysubnets.model.size import Entry, entropy_bits, ledger_of, worked_example_bits
+from tinysubnets.model.size import Entry, entropy_bits, worked_example_bits
 
 
 def test_docstring_examples() -> None:
@@ -98,34 +98,20 @@ def test_ledger_adds_up() -> None:
     learn = learner(make(), density=0.5, bits=4)
     for number in range(2):
         learn.learn(task(f"t{number}", shape, seed=number))
-    store = learn.store
-    plain = ledger_of(store.layout, store.banks, list(store.subnets.values()), "fc")
-    for ledger in (plain, learn.ledger()):
+    for ledger in (learn.ledger(), learn.store.ledger()):
         total = ledger.total
-        for line in ("codes", "codebooks", "masks", "heads", "private", "memory", "metadata"):
+        for line in ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata"):
             parts = [getattr(e, line) for e in ledger.tasks.values()]
             assert getattr(total, line) == sum(parts, getattr(ledger.common, line))
             assert all(p >= 0 for p in parts)
         parts = [e.total for e in (*ledger.tasks.values(), ledger.common)]
         assert total.total == pytest.approx(sum(parts), abs=1e-6)
         assert set(ledger.tasks) == {"t0", "t1"}
-        assert all(e.heads > 0 and e.private > 0 and e.masks > 0 for e in ledger.tasks.values())
+        assert all(e.heads > 0 and e.task_params > 0 and e.masks > 0 for e in ledger.tasks.values())
         assert ledger.paper == (total.codes + total.codebooks + total.masks) / (
             32 * ledger.num_weights
         )
         assert ledger.as_dict()["total"]["total"] == total.total  # type: ignore[index]
-
-
-def test_ledger_counts_codes_and_codebooks_by_hand() -> None:
-    learn = learner(mlp(6, 10), density=0.5, bits=3, max_banks=1, pruning={"iterations": 0})
-    learn.learn(task("a"))
-    store = learn.store
-    entry = ledger_of(store.layout, store.banks, list(store.subnets.values()), "fc").tasks["a"]
-    assert entry.codes == (30 + 50) * 3
-    sizes = [len(c.values) * c.value_bits for c in store.subnet("a").own]
-    assert entry.codebooks == sum(sizes) and len(sizes) == 2
-    head = [store.subnet("a").private[n].size_bits for n in ("fc.weight", "fc.bias")]
-    assert entry.heads == sum(head)
 
 
 def test_samples_count_in_the_paper_s_view() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nets import learner, task
-from tinysubnets.training.cuda_graphs import Recorded, recording
+from tinysubnets.training.cuda_graphs import CapturedFunction, capturing
 from tinysubnets.training.loop import Training
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -30,10 +30,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_garbage_collector_rests_while_a_graph_is_recorded(stand_in: None) -> None:
     assert gc.isenabled()
-    with recording():
+    with capturing():
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ValueError, match="inside"), recording():
+    with pytest.raises(ValueError, match="inside"), capturing():
         raise ValueError("inside")
     assert gc.isenabled()
 
@@ -41,7 +41,7 @@ def test_the_garbage_collector_rests_while_a_graph_is_recorded(stand_in: None) -
 def test_a_resting_garbage_collector_stays_at_rest(stand_in: None) -> None:
     gc.disable()
     try:
-        with recording():
+        with capturing():
             pass
         assert not gc.isenabled()
     finally:
@@ -84,23 +84,23 @@ def test_a_function_runs_once_before_it_is_recorded_and_is_replayed_ever_after(
         calls.append(len(pools))  # 0 before the recording, 1 within
         return torch.tensor(len(calls))
 
-    recorded = Recorded(count)
+    captured = CapturedFunction(count)
     assert calls == [0, 1]
-    assert recorded() is recorded() is recorded.result and recorded.result == 2
-    assert recorded.graph.replays == 2 and len(calls) == 2  # type: ignore[attr-defined]
+    assert captured() is captured() is captured.result and captured.result == 2
+    assert captured.graph.replays == 2 and len(calls) == 2  # type: ignore[attr-defined]
 
 
 def test_measurements_of_a_training_share_memory(
     pools: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = learner().begin(task()).training
-    plain = training.recorded(training.measure)
+    plain = training.captured(training.measure)
     assert plain == training.measure and not pools  # on a CPU nothing is recorded
     monkeypatch.setattr(Training, "can_capture", True)
-    first = training.recorded(training.measure)
-    assert isinstance(first, Recorded)
+    first = training.captured(training.measure)
+    assert isinstance(first, CapturedFunction)
     training.restore_best_()
-    second = training.recorded(training.measure)
+    second = training.captured(training.measure)
     assert pools == [None, id(first.graph)]
     assert torch.equal(second(), training.measure())
 
@@ -108,13 +108,13 @@ def test_measurements_of_a_training_share_memory(
 @needs_cuda
 def test_dead_graphs_do_not_spoil_a_recording() -> None:
     source = torch.ones(3, device="cuda")
-    dead = [Recorded(lambda: source + 1)]
+    dead = [CapturedFunction(lambda: source + 1)]
     dead.append(dead)  # type: ignore[arg-type]  # a cycle, which only the collector frees
     thresholds = gc.get_threshold()
     gc.set_threshold(1, 1, 1)
     try:
         del dead
-        double = Recorded(lambda: torch.stack([source * 2 for _ in range(100)]).sum(0))
+        double = CapturedFunction(lambda: torch.stack([source * 2 for _ in range(100)]).sum(0))
     finally:
         gc.set_threshold(*thresholds)
     source.fill_(3.0)
@@ -128,11 +128,11 @@ def test_recordings_share_memory_and_keep_their_results() -> None:
     def total() -> torch.Tensor:
         return (source + 1).square().sum()
 
-    one = Recorded(lambda: torch.stack([source * i for i in range(8)]).sum(0))
-    allocations, recordings = [], [Recorded(total)]
+    one = CapturedFunction(lambda: torch.stack([source * i for i in range(8)]).sum(0))
+    allocations, recordings = [], [CapturedFunction(total)]
     for like in (None, one):
         before = torch.cuda.memory_stats()["num_device_alloc"]
-        recordings.append(Recorded(total, like))
+        recordings.append(CapturedFunction(total, like))
         allocations.append(torch.cuda.memory_stats()["num_device_alloc"] - before)
     assert allocations[1] < allocations[0]
     for value in (1.0, 2.0):

@@ -157,7 +157,7 @@ def test_tensorboard_reads_every_epoch(tmp_path: Path) -> None:
     tracked = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     for index in range(3):
         task = f"permutation-{index}"
-        for name in ("loss", "valid_loss", "valid_accuracy", "learning_rate"):
+        for name in ("loss", "valid_loss", "valid_accuracy", "lr"):
             values = [(e["epoch"], e[name]) for e in tracked if e["task"] == task]
             assert np.allclose(found[f"{task}/{name}"], values)
     first = [(after, result["accuracy_matrix"][after][0]) for after in range(3)]
@@ -255,21 +255,21 @@ def methods_of(text: str, *changes: str) -> list[str]:
 
 def test_compare_names_every_method_once_in_every_setting_asked_for() -> None:
     assert methods_of("all") == list(learners.METHODS)
-    assert methods_of("tsn, naive:class") == ["tsn", "naive:class"]
-    assert methods_of("tsn:task,naive:task") == ["tsn", "naive"]  # the recipe's own setting
-    assert methods_of("naive:task", "naive.setting=class") == ["naive:task"]
+    assert methods_of("tsn, naive:class-IL") == ["tsn", "naive:class-IL"]
+    assert methods_of("tsn:task-IL,naive:task-IL") == ["tsn", "naive"]  # the recipe's own setting
+    assert methods_of("naive:task-IL", "naive.scenario_type=class-IL") == ["naive:task-IL"]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("naive,naive:task", "not naive twice"),
+        ("naive,naive:task-IL", "not naive twice"),
         ("all,tsn", "not tsn twice"),
         ("", "give each method once"),
         ("nave:class", "unknown method 'nave'. Did you mean 'naive'"),
         ("all:class", "unknown method 'all'"),
-        ("ewc:class", "ewc is defined for task, domain"),
-        ("tsn:class", "tsn is defined for task."),
+        ("ewc:class-IL", "ewc is defined for task-IL, domain-IL"),
+        ("tsn:class-IL", "tsn is defined for task-IL."),
         ("naive:", "naive: is not allowed"),
     ],
 )
@@ -281,11 +281,11 @@ def test_compare_refuses_nonsense_before_anything_runs(text: str, said: str) -> 
 @pytest.mark.slow
 def test_compare_runs_a_method_in_several_settings(tmp_path: Path) -> None:
     common = ["--device", "cpu", "--seeds", "1", "--no-report", *small_options()]
-    methods = ["--methods", "naive:domain,naive:class"]
+    methods = ["--methods", "naive:domain-IL,naive:class-IL"]
     done = tsn("compare", "permuted-digits", "--out", str(tmp_path), *methods, *common)
     assert done.returncode == 0, done.stderr
     rows = [line.split()[:2] for line in done.stdout.splitlines() if "incremental" in line]
-    assert rows == [["naive", "class-incremental"], ["naive", "domain-incremental"]]
+    assert rows == [["naive", "class-IL"], ["naive", "domain-IL"]]
     assert (tmp_path / "naive-class/seed-0/result.json").exists()
 
 
@@ -341,6 +341,6 @@ def test_compare_passes_its_options_on() -> None:
         ["training.epochs=5"],
     )
     assert again.no_report and again.tensorboard and again.threads is None
-    made = compare_commands._run_arguments(options, "naive:class", 0, Path("o/x"), 1)
+    made = compare_commands._run_arguments(options, "naive:class-IL", 0, Path("o/x"), 1)
     again = parser.parse_args(list(made))
-    assert again.method == "naive" and again.assignments[-1] == "naive.setting=class"
+    assert again.method == "naive" and again.assignments[-1] == "naive.scenario_type=class-IL"

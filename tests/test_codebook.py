@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tinysubnets.errors import SettingError
 from tinysubnets.nn import codebook
-from tinysubnets.nn import codebook as refresh
+from tinysubnets.nn import codebook as update_codebooks
 
 KINDS = ["gaussian", "laplace", "gapped"]
 
@@ -28,9 +28,9 @@ def draw(kind: str, n: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(data.astype(np.float32))
 
 
-def error(values: Tensor, centres: Tensor) -> float:
+def error(values: Tensor, centroids: Tensor) -> float:
     """The squared error of the best assignment, by the slow way."""
-    away = (values.double()[:, None] - centres.double()).abs().amin(-1)
+    away = (values.double()[:, None] - centroids.double()).abs().amin(-1)
     return float(away.square().sum())
 
 
@@ -107,41 +107,41 @@ def test_order_of_the_values_does_not_matter() -> None:
 
 
 def test_codes_are_nearest_and_ties_go_down() -> None:
-    centres = torch.tensor([-1.0, 0.0, 0.5])
+    centroids = torch.tensor([-1.0, 0.0, 0.5])
     values = torch.tensor([-9.0, -0.5, -0.49, 0.25, 0.26, 9.0])
-    assert codebook.assign(values, centres).tolist() == [0, 0, 1, 1, 2, 2]
-    assert codebook.quantize(values, centres).tolist() == [-1.0, -1.0, 0.0, 0.0, 0.5, 0.5]
-    assert codebook.assign(values, centres[:1]).tolist() == [0] * 6
+    assert codebook.assign(values, centroids).tolist() == [0, 0, 1, 1, 2, 2]
+    assert codebook.quantize(values, centroids).tolist() == [-1.0, -1.0, 0.0, 0.0, 0.5, 0.5]
+    assert codebook.assign(values, centroids[:1]).tolist() == [0] * 6
 
 
 def test_codes_are_exact_beside_rounded_borders() -> None:
     """A border that float32 cannot hold still divides the floats around it rightly."""
     rng = np.random.default_rng(0)
     for _ in range(200):
-        centres = torch.from_numpy(np.sort(rng.normal(size=2)).astype(np.float32))
-        middle = ((centres[0].double() + centres[1].double()) / 2).float()
+        centroids = torch.from_numpy(np.sort(rng.normal(size=2)).astype(np.float32))
+        middle = ((centroids[0].double() + centroids[1].double()) / 2).float()
         up = torch.nextafter(middle, torch.tensor(torch.inf))
         down = torch.nextafter(middle, torch.tensor(-torch.inf))
         values = torch.stack([down, middle, up])
-        gaps = (values.double()[:, None] - centres.double()).abs()
-        assert torch.equal(codebook.assign(values, centres), (gaps[:, 1] < gaps[:, 0]).long())
+        gaps = (values.double()[:, None] - centroids.double()).abs()
+        assert torch.equal(codebook.assign(values, centroids), (gaps[:, 1] < gaps[:, 0]).long())
 
 
 def test_centres_are_rounded_only_where_it_costs_nothing() -> None:
     smooth = torch.linspace(-1, 1, 16)
-    assert torch.equal(codebook.round_centres(smooth), smooth.half().float())
+    assert torch.equal(codebook.round_centroids(smooth), smooth.half().float())
     for kept in (
         torch.tensor([1.0, 1.0 + 2.0**-14]),  # would become one
         torch.tensor([1000.1, 1000.2]),  # error against a small spread
         torch.tensor([0.1, 1e6]),  # overflows
         torch.tensor([1e-9, 2e-9]),  # underflows
     ):
-        assert torch.equal(codebook.round_centres(kept), kept)
+        assert torch.equal(codebook.round_centroids(kept), kept)
     both = torch.stack([torch.tensor([0.1, 0.7]), torch.tensor([1e-9, 2e-9])])
-    rounded = codebook.round_centres(both)
+    rounded = codebook.round_centroids(both)
     assert torch.equal(rounded[0], both[0].half().float())
     assert torch.equal(rounded[1], both[1])
-    assert codebook.round_centres(smooth.double()).dtype == torch.float32
+    assert codebook.round_centroids(smooth.double()).dtype == torch.float32
 
 
 def flat_vector() -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
@@ -155,65 +155,65 @@ def flat_vector() -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
     return values, weights, segments
 
 
-PATHS = [refresh.refresh, refresh._refresh_fixed]
+PATHS = [update_codebooks.update_codebooks, update_codebooks._update_fixed]
 
 
 @pytest.mark.parametrize("path", range(2))
 def test_training_centres_are_near_the_final_ones(path: int) -> None:
     values, weights, segments = flat_vector()
-    centres = PATHS[path](values, weights, segments, 8, None)
-    assert centres.shape == (2, 4, 8)
+    centroids = PATHS[path](values, weights, segments, 8, None)
+    assert centroids.shape == (2, 4, 8)
     for row in range(2):
         for i, (start, stop) in enumerate(segments[:2]):
             own = values[row, start:stop][weights[row, start:stop]]
             best = error(own, codebook.fit(own, 8))
-            assert error(own, centres[row, i]) < 1.01 * best
-        few = codebook.round_centres(values[row, 23_000:23_003].sort().values)
-        assert torch.allclose(centres[row, 2, :3], few, rtol=1e-3)
-        assert torch.equal(centres[row, 2, 3:], centres[row, 2, 2:3].expand(5))
-    assert torch.equal(centres[:, 3], torch.zeros(2, 8))
-    assert torch.equal(centres, codebook.round_centres(centres))
-    assert torch.equal(centres, centres.sort(-1).values)
+            assert error(own, centroids[row, i]) < 1.01 * best
+        few = codebook.round_centroids(values[row, 23_000:23_003].sort().values)
+        assert torch.allclose(centroids[row, 2, :3], few, rtol=1e-3)
+        assert torch.equal(centroids[row, 2, 3:], centroids[row, 2, 2:3].expand(5))
+    assert torch.equal(centroids[:, 3], torch.zeros(2, 8))
+    assert torch.equal(centroids, codebook.round_centroids(centroids))
+    assert torch.equal(centroids, centroids.sort(-1).values)
 
 
 @pytest.mark.parametrize("path", range(2))
 def test_warm_centres_follow_the_values(path: int) -> None:
     values, weights, segments = flat_vector()
-    centres = PATHS[path](values, weights, segments, 8, None)
+    centroids = PATHS[path](values, weights, segments, 8, None)
     for _ in range(3):
         values = values * 1.05 + 0.001
-        centres = PATHS[path](values, weights, segments, 8, centres)
-    assert torch.equal(centres, centres.sort(-1).values)
+        centroids = PATHS[path](values, weights, segments, 8, centroids)
+    assert torch.equal(centroids, centroids.sort(-1).values)
     for i, (start, stop) in enumerate(segments[:2]):
         own = values[0, start:stop][weights[0, start:stop]]
-        assert error(own, centres[0, i]) < 1.03 * error(own, codebook.fit(own, 8))
-    assert torch.equal(centres[:, 3], torch.zeros(2, 8))
+        assert error(own, centroids[0, i]) < 1.03 * error(own, codebook.fit(own, 8))
+    assert torch.equal(centroids[:, 3], torch.zeros(2, 8))
 
 
 @pytest.mark.parametrize("path", range(2))
 def test_an_empty_codebook_finds_values_that_come_later(path: int) -> None:
     values, weights, segments = flat_vector()
     weights[:, 12_000:23_000] = False
-    centres = PATHS[path](values, weights, segments, 4, None)
-    assert torch.equal(centres[:, 1], torch.zeros(2, 4))
+    centroids = PATHS[path](values, weights, segments, 4, None)
+    assert torch.equal(centroids[:, 1], torch.zeros(2, 4))
     weights[:, 12_000:23_000] = True
     for _ in range(2):
-        centres = PATHS[path](values, weights, segments, 4, centres)
+        centroids = PATHS[path](values, weights, segments, 4, centroids)
     for row in range(2):
         own = values[row, 12_000:23_000]
-        assert error(own, centres[row, 1]) < 1.1 * error(own, codebook.fit(own, 4))
+        assert error(own, centroids[row, 1]) < 1.1 * error(own, codebook.fit(own, 4))
 
 
 @pytest.mark.parametrize("k", [2, 32, 64])
 def test_both_paths_are_equally_good(k: int) -> None:
     values, weights, segments = flat_vector()
     start, stop = segments[0]
-    for previous in (None, refresh.refresh(values * 0.9, weights, segments, k)):
+    for previous in (None, update_codebooks.update_codebooks(values * 0.9, weights, segments, k)):
         one, two = (path(values, weights, segments, k, previous) for path in PATHS)
         assert one.shape == two.shape == (2, 4, k)
         for row in range(2):
             own = values[row, start:stop][weights[row, start:stop]]
-            errors = [error(own, centres[row, 0]) for centres in (one, two)]
+            errors = [error(own, centroids[row, 0]) for centroids in (one, two)]
             assert errors[1] == pytest.approx(errors[0], rel=0.1)
 
 
@@ -228,57 +228,57 @@ def test_only_chosen_values_count(path: int) -> None:
 def test_a_useless_start_is_given_up() -> None:
     values, weights, segments = flat_vector()
     lost = torch.full((2, 4, 8), 50.0) + torch.arange(8)
-    cold = refresh.refresh(values, weights, segments, 8)
-    assert torch.equal(refresh.refresh(values, weights, segments, 8, lost), cold)
+    cold = update_codebooks.update_codebooks(values, weights, segments, 8)
+    assert torch.equal(update_codebooks.update_codebooks(values, weights, segments, 8, lost), cold)
 
 
 @pytest.mark.parametrize("k", [1, 2, 16, 64])
 def test_snap_gives_a_centre_within_its_bound(k: int) -> None:
     values, weights, segments = flat_vector()
     values[0, :3] = torch.tensor([1e30, -1e30, 0.0])
-    centres = refresh.refresh(values, weights, segments, k)
-    out = codebook.snap(values, centres, segments)
+    centroids = update_codebooks.update_codebooks(values, weights, segments, k)
+    out = codebook.nearest_centroid(values, centroids, segments)
     steps = codebook.num_steps(k)
     for row in range(2):
         for i, (start, stop) in enumerate(segments):
-            book, part = centres[row, i], values[row, start:stop]
+            book, part = centroids[row, i], values[row, start:stop]
             assert torch.isin(out[row, start:stop], book).all()
             gap = (part[:, None] - book).abs().amin(-1)
             spread = float(book[-1] - book[0])
             far = (part - out[row, start:stop]).abs() - gap
             assert float(far[3:].max()) <= spread / steps * 1.01 + 1e-7
-    assert float(out[0, 0]) == float(centres[0, 0, -1])
-    assert float(out[0, 1]) == float(centres[0, 0, 0])
+    assert float(out[0, 0]) == float(centroids[0, 0, -1])
+    assert float(out[0, 1]) == float(centroids[0, 0, 0])
 
 
 def test_snap_has_one_answer_on_both_paths() -> None:
     values, weights, segments = flat_vector()
-    centres = refresh.refresh(values, weights, segments, 16)
-    out = codebook.snap(values, centres, segments)
-    low, rate, table = lookup = codebook.lookup_of(centres)
+    centroids = update_codebooks.update_codebooks(values, weights, segments, 16)
+    out = codebook.nearest_centroid(values, centroids, segments)
+    low, rate, table = lookup = codebook.lookup_of(centroids)
     assert torch.equal(codebook._snap_fixed(values, low, rate, table, segments), out)
-    assert torch.equal(codebook.snap(values, centres, segments, lookup), out)
+    assert torch.equal(codebook.nearest_centroid(values, centroids, segments, lookup), out)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_snap_takes_any_numbers_and_leaves_those_given_alone(dtype: torch.dtype) -> None:
     values = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.9, 5.6, -7.0], dtype=dtype)
     before = values.clone()
-    centres = torch.tensor([[-1.0, 1.0], [3.0, 4.0], [5.0, 6.0]])
+    centroids = torch.tensor([[-1.0, 1.0], [3.0, 4.0], [5.0, 6.0]])
     segments = [(0, 4), (4, 4), (4, 6)]  # the second holds nothing
-    out = codebook.snap(values, centres, segments)
+    out = codebook.nearest_centroid(values, centroids, segments)
     assert out.dtype == dtype and out.tolist() == [-1.0, 1.0, -1.0, 1.0, 6.0, 5.0]
     torch.testing.assert_close(values, before, rtol=0, atol=0, equal_nan=True)
-    low, rate, table = codebook.lookup_of(centres[None])
+    low, rate, table = codebook.lookup_of(centroids[None])
     fixed = codebook._snap_fixed(values[None], low, rate, table, segments)
     assert fixed[0].tolist() == out.tolist()
 
 
 def test_snap_leaves_what_lies_between_segments() -> None:
     values = torch.rand(100)
-    centres = torch.tensor([[0.25, 0.75]])
-    out = codebook.snap(values, centres, [(10, 90)])
+    centroids = torch.tensor([[0.25, 0.75]])
+    out = codebook.nearest_centroid(values, centroids, [(10, 90)])
     assert torch.equal(out[:10], values[:10]) and torch.equal(out[90:], values[90:])
-    assert torch.isin(out[10:90], centres).all()
-    low, rate, table = codebook.lookup_of(centres[None])
+    assert torch.isin(out[10:90], centroids).all()
+    low, rate, table = codebook.lookup_of(centroids[None])
     assert torch.equal(codebook._snap_fixed(values[None], low, rate, table, [(10, 90)])[0], out)

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tinysubnets.coding.bitmask_codecs import (
-    decode_flips,
-    encode_flips,
-    find_flips,
+    decode_bitmask,
+    encode_bitmask,
+    find_positions,
     gap_huffman_encode,
     gaps_of,
     rice_encode,
@@ -42,12 +42,14 @@ GAPS = gaps_of(np.flatnonzero(SPARSE))
 
 
 def joined_parts() -> bytes:
-    dropped, added = encode_flips(~SPARSE[REFERENCE]), encode_flips(SPARSE & ~REFERENCE)
+    dropped, added = encode_bitmask(~SPARSE[REFERENCE]), encode_bitmask(SPARSE & ~REFERENCE)
     return bytes([4, len(dropped)]) + dropped + added
 
 
 def joined_segments() -> bytes:
-    parts = [encode_flips(part) for part in np.split(SPARSE ^ REFERENCE, np.cumsum(SEGMENTS)[:-1])]
+    parts = [
+        encode_bitmask(part) for part in np.split(SPARSE ^ REFERENCE, np.cumsum(SEGMENTS)[:-1])
+    ]
     framed = [bytes([len(part)]) + part for part in parts[:-1]]
     return b"".join([b"\5", *framed, parts[-1]])
 
@@ -59,11 +61,11 @@ def as_mask(data: bytes) -> np.ndarray:
 READERS: dict[str, tuple[Callable[[bytes], np.ndarray], list[bytes]]] = {
     "mask": (as_mask, [encode_mask(SPARSE, [REFERENCE])[1], joined_parts(), joined_segments()]),
     "flips": (
-        lambda data: decode_flips(data, COUNT),
+        lambda data: decode_bitmask(data, COUNT),
         [
-            encode_flips(SPARSE),
-            encode_flips(~SPARSE),
-            encode_flips(DENSE),
+            encode_bitmask(SPARSE),
+            encode_bitmask(~SPARSE),
+            encode_bitmask(DENSE),
             b"\2" + gap_huffman_encode(GAPS, 0),
             b"\x32" + gap_huffman_encode(GAPS, 3),
             b"\x43" + rice_encode(GAPS, 4),
@@ -156,8 +158,8 @@ def test_bombs_cost_little_memory():
     for stream in streams:
         assert len(stream) <= 1 + count // 8
         for reader in (
-            lambda data: decode_flips(data, count),
-            lambda data: find_flips(data, count),
+            lambda data: decode_bitmask(data, count),
+            lambda data: find_positions(data, count),
             lambda data: decode_mask(data, count, reference),
             lambda data: decode_codes(data, 1, count),
         ):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tinysubnets.coding import bitmask_codecs
 from tinysubnets.coding.bitmask_codecs import (
-    decode_flips,
-    encode_flips,
-    find_flips,
+    decode_bitmask,
+    encode_bitmask,
+    find_positions,
     gap_huffman_encode,
     gaps_of,
     rice_encode,
@@ -43,19 +43,19 @@ def exchanged(mask: np.ndarray, flips: float, seed: int = 1) -> np.ndarray:
 @settings(deadline=None)
 @given(masks_strategy)
 def test_flips_round_trip(flips):
-    data = encode_flips(flips)
-    assert data == encode_flips(flips)
+    data = encode_bitmask(flips)
+    assert data == encode_bitmask(flips)
     assert len(data) <= 1 + (flips.size + 7) // 8
-    assert np.array_equal(decode_flips(data, flips.size), flips)
-    assert np.array_equal(find_flips(data, flips.size), np.flatnonzero(flips))
+    assert np.array_equal(decode_bitmask(data, flips.size), flips)
+    assert np.array_equal(find_positions(data, flips.size), np.flatnonzero(flips))
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1000, 100_000])
 @pytest.mark.parametrize("value", [False, True])
 def test_constant_masks_cost_two_bytes(count, value):
-    data = encode_flips(np.full(count, value))
+    data = encode_bitmask(np.full(count, value))
     assert len(data) <= 2
-    assert np.array_equal(decode_flips(data, count), np.full(count, value))
+    assert np.array_equal(decode_bitmask(data, count), np.full(count, value))
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.03, 0.07, 0.12, 0.2, 0.3, 0.38, 0.5, 0.9, 0.98])
@@ -71,9 +71,9 @@ def test_every_codec_reads_back_and_the_smallest_is_kept(density):
         codes.append(bytes([3 | tag]) + rice_encode(gaps_of(positions), shift))
     for code in codes:
         if len(code) <= len(codes[0]):
-            assert np.array_equal(decode_flips(code, flips.size), flips)
+            assert np.array_equal(decode_bitmask(code, flips.size), flips)
     # Dense gaps are left aside for less than 1 %, the best shift of gap-Huffman is estimated.
-    assert len(encode_flips(flips)) <= 1.02 * min(map(len, codes))
+    assert len(encode_bitmask(flips)) <= 1.02 * min(map(len, codes))
 
 
 @pytest.mark.parametrize("count", [50_000, 300_000])
@@ -183,7 +183,7 @@ def test_large_masks_drop_ones_piece_by_piece(count, density, dropped_share):
     reference = random_mask(count, density)
     rng = np.random.default_rng(2)
     mask = (reference & (rng.random(count) >= dropped_share)) | (rng.random(count) < 0.01)
-    dropped, added = encode_flips(~mask[reference]), encode_flips(mask & ~reference)
+    dropped, added = encode_bitmask(~mask[reference]), encode_bitmask(mask & ~reference)
     size, length = len(dropped), []
     while size >= 128:
         length.append(size & 127 | 128)
@@ -200,11 +200,11 @@ def test_dropped_and_added_are_strict():
     def code(dropped: bytes, added: bytes) -> bytes:
         return bytes([4, len(dropped)]) + dropped + added
 
-    dropped, added = b"\0\2", encode_flips(np.arange(80) == 7)
+    dropped, added = b"\0\2", encode_bitmask(np.arange(80) == 7)
     mask = decode_mask(code(dropped, added), 80, reference)
     assert np.flatnonzero(mask).tolist() == [1, 7, 9]
     with pytest.raises(DamageError, match="holds already"):
-        decode_mask(code(dropped, encode_flips(np.arange(80) == 9)), 80, reference)
+        decode_mask(code(dropped, encode_bitmask(np.arange(80) == 9)), 80, reference)
     for bad in (b"\x04", b"\x04\x80\x00", b"\x04\x09\x00", b"\x04\xff\xff\xff\xff\xff\x01"):
         with pytest.raises(DamageError, match="length"):
             decode_mask(bad, 80, reference)
@@ -214,8 +214,8 @@ def test_dropped_and_added_are_strict():
 
 def test_dense_gap_codes_are_avoided_for_small_gains(monkeypatch):
     flips, short = random_mask(1_000_000, 0.2), random_mask(50_000, 0.2)
-    assert encode_flips(flips)[0] == 1
-    assert encode_flips(short)[0] & 7 == 3  # its byte-Huffman table is too large
-    assert encode_flips(random_mask(50_000, 0.3))[0] == 1
+    assert encode_bitmask(flips)[0] == 1
+    assert encode_bitmask(short)[0] & 7 == 3  # its byte-Huffman table is too large
+    assert encode_bitmask(random_mask(50_000, 0.3))[0] == 1
     monkeypatch.setattr(bitmask_codecs, "_WORTH", 1)
-    assert encode_flips(flips)[0] & 7 == 2
+    assert encode_bitmask(flips)[0] & 7 == 2

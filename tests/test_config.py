@@ -10,6 +10,8 @@ import pytest
 
 from tinysubnets import config
 from tinysubnets.errors import SettingError
+from tinysubnets.experiments import methods
+from tinysubnets.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ def test_unknown_keys_name_the_nearest_one() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"epochs": 1.5}, "epochs = 1.5 is not allowed; expected a whole number"),
-        ({"epochs": True}, "whole number"),
-        ({"epochs": "five"}, "whole number"),
+        ({"epochs": 1.5}, "epochs = 1.5 is not allowed; expected an integer"),
+        ({"epochs": True}, "integer"),
+        ({"epochs": "five"}, "integer"),
         ({"rate": "fast"}, "expected a number"),
         ({"rate": False}, "expected a number"),
         ({"kind": "adagrad"}, "choose one of 'adam', 'sgd'"),
@@ -118,3 +120,47 @@ def test_toml_comes_back_as_it_was() -> None:
     )
     with pytest.raises(SettingError, match="cannot write"):
         config.to_toml({"a": object()})
+
+
+def test_every_renamed_setting_exists_today_and_its_old_name_is_an_error() -> None:
+    for old, new in config.RENAMED.items():
+        table, _, key = new.rpartition(".")
+        values = {old.rpartition(".")[2]: 1}
+        for name in (table, ""):  # in a recipe, and as an argument
+            with pytest.raises(SettingError, match=f"is called '{name and name + '.'}{key}' now"):
+                config.build(settings_of(table), values, name)
+
+
+def settings_of(table: str) -> type:
+    if table == "training":
+        return TrainingSettings
+    return methods.settings_class(table)
+
+
+def test_old_values_are_errors_that_tell_the_new_ones() -> None:
+    for path, values in config.RENAMED_VALUES.items():
+        table, _, key = path.rpartition(".")
+        for old, new in values.items():
+            with pytest.raises(SettingError, match=f"is called '{new}' now"):
+                config.build(settings_of(table), {key: old}, table)
+
+
+def test_settings_of_an_older_version_are_read() -> None:
+    old = {
+        "scenario": "split-digits",
+        "tsn": {"balance": 0.5, "scores": "warm", "init": "given", "density": 0.2},
+        "training": {"learning_rate": 0.1, "augmentation": {"flip": True}},
+        "naive": {"setting": "class"},
+    }
+    assert config.modernized(old) == {
+        "scenario": "split-digits",
+        "tsn": {
+            "density_exponent": 0.5,
+            "score_init": "previous_mask",
+            "init": "pretrained",
+            "density": 0.2,
+        },
+        "training": {"lr": 0.1, "augmentation": {"flip": True}},
+        "naive": {"scenario_type": "class-IL"},
+    }
+    assert config.modernized(config.modernized(old)) == config.modernized(old)

@@ -25,9 +25,7 @@ def load_here(
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("PNG", None), ("WEBP", "RGB")])
-def test_grey_images_come_out_grey_to_the_byte(
-    tmp_path: Path, kind: str, mode: str | None
-) -> None:
+def test_grey_images_come_out_grey_to_the_byte(tmp_path: Path, kind: str, mode: str | None) -> None:
     images = pixels(9, (28, 28))
     write_parquet(
         tmp_path / "ylecun/mnist/mnist/train-00000-of-00001.parquet",
@@ -71,10 +69,10 @@ def test_imagenet100_schema_is_resized_and_cropped(tmp_path: Path) -> None:
     names = [f"class {index}" for index in range(100)]
     tall = np.zeros((400, 300, 3), dtype=np.uint8)
     tall[:, :150, 0] = 200  # the left half is red
-    grey = np.full((180, 500), 90, dtype=np.uint8)
+    gray = np.full((180, 500), 90, dtype=np.uint8)
     write_parquet(
         tmp_path / "clane9/imagenet-100/data/validation-00000-of-00001.parquet",
-        [encode(tall, "JPEG"), encode(grey, "JPEG"), encode(pixels(1, (224, 224, 3))[0], "JPEG")],
+        [encode(tall, "JPEG"), encode(gray, "JPEG"), encode(pixels(1, (224, 224, 3))[0], "JPEG")],
         {"label": [0, 99, 4]},
         names=names,
     )

@@ -150,10 +150,10 @@ def test_npz_labels_are_taken_as_they_are(tmp_path: Path) -> None:
         ({"inputs": np.zeros((2, 3))}, "no array labels; it has inputs"),
         ({"x": np.zeros(2)}, "no array inputs nor labels"),
         ({"inputs": np.zeros((2, 3)), "labels": [0, 1, 2]}, "do not match 3 labels"),
-        ({"inputs": np.zeros((2, 3)), "labels": [0.5, 1.0]}, "one whole number or text a sample"),
+        ({"inputs": np.zeros((2, 3)), "labels": [0.5, 1.0]}, "one integer or text a sample"),
         (
             {"inputs": np.zeros((2, 3)), "labels": ["a", "b"], "classes": ["a", "b"]},
-            "one whole number a sample",
+            "one integer a sample",
         ),
         ({"inputs": np.zeros((2, 3)), "labels": [0, -1]}, "is negative"),
         ({"inputs": np.array(["a", "b"]), "labels": [0, 1]}, "give numbers"),
@@ -181,14 +181,14 @@ def test_unreadable_npz_files_are_named(tmp_path: Path) -> None:
 
 
 def test_fit_frames_and_repeats() -> None:
-    grey = pixels(3, (1, 28, 28))
-    out = fit(grey, 3, 32)
+    gray = pixels(3, (1, 28, 28))
+    out = fit(gray, 3, 32)
     assert out.shape == (3, 3, 32, 32) and out.dtype == np.uint8
-    assert np.array_equal(out[:, 2, 2:30, 2:30], grey[:, 0])
-    assert out.sum(dtype=int) == 3 * grey.sum(dtype=int)
-    colour = pixels(2, (3, 32, 32))
-    assert fit(colour, 3, 32) is colour
-    for images, channels, size in ((colour, 3, 16), (colour[:, :2], 1, 32), (colour / 2, 1, 32)):
+    assert np.array_equal(out[:, 2, 2:30, 2:30], gray[:, 0])
+    assert out.sum(dtype=int) == 3 * gray.sum(dtype=int)
+    color = pixels(2, (3, 32, 32))
+    assert fit(color, 3, 32) is color
+    for images, channels, size in ((color, 3, 16), (color[:, :2], 1, 32), (color / 2, 1, 32)):
         with pytest.raises(DataError, match="do not fit"):
             fit(images, channels, size)
 
@@ -196,6 +196,6 @@ def test_fit_frames_and_repeats() -> None:
 def test_fit_makes_colours_grey_as_decoding_does(monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
     monkeypatch.setattr("tinysubnets.datasets.images._GREY_BATCH", 2)
-    colour = pixels(5, (3, 8, 6))
-    expected = [np.asarray(image.fromarray(c.transpose(1, 2, 0)).convert("L")) for c in colour]
-    assert np.array_equal(fit(colour, 1, 8)[:, 0, :, 1:7], np.stack(expected))
+    color = pixels(5, (3, 8, 6))
+    expected = [np.asarray(image.fromarray(c.transpose(1, 2, 0)).convert("L")) for c in color]
+    assert np.array_equal(fit(color, 1, 8)[:, 0, :, 1:7], np.stack(expected))

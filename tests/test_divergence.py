@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tinysubnets.errors import TaskError
 from tinysubnets.tasks import divergence as module
-from tinysubnets.tasks.divergence import Statistics, divergence, summarise
+from tinysubnets.tasks.divergence import InputStatistics, divergence, summarise
 
 DIGITS = torch.from_numpy(load_digits().images * 15).to(torch.uint8)[:, None]
 
@@ -22,7 +22,7 @@ def digits() -> Tensor:
     return DIGITS[torch.randperm(len(DIGITS))[:50]]
 
 
-def sizes(stats: Statistics) -> tuple[int, ...]:
+def sizes(stats: InputStatistics) -> tuple[int, ...]:
     return tuple(stats.mean.shape)
 
 
@@ -64,9 +64,9 @@ def test_divergence_is_symmetric_and_zero_to_itself() -> None:
 
 def test_different_shapes_and_kinds_are_infinitely_far() -> None:
     image = summarise(torch.rand(9, 1, 8, 8), tokens=False)
-    colour = summarise(torch.rand(9, 3, 8, 8), tokens=False)
+    color = summarise(torch.rand(9, 3, 8, 8), tokens=False)
     words = summarise(torch.randint(0, 9, (9, 5)), tokens=True)
-    assert divergence(image, colour) == inf
+    assert divergence(image, color) == inf
     assert sizes(image) == sizes(words)
     assert divergence(image, words) == inf
 
@@ -129,10 +129,13 @@ def test_constant_inputs_are_compared_without_dividing_by_zero() -> None:
 def test_formulas_against_hand_made_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VARIANCE_FLOOR", 0.0)
     p, q = torch.tensor([0.75, 0.25]), torch.tensor([0.5, 0.5])
-    a, b = (Statistics("histogram", x, None, 1.0, 9) for x in (p, q))
+    a, b = (InputStatistics("histogram", x, None, 1.0, 9) for x in (p, q))
     assert divergence(a, b) == pytest.approx((0.25 * log(1.5) - 0.25 * log(0.5)) / 4)
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
-    c, d = Statistics("gaussian", one, one, 1.0, 9), Statistics("gaussian", two, two, 3.0, 9)
+    c, d = (
+        InputStatistics("gaussian", one, one, 1.0, 9),
+        InputStatistics("gaussian", two, two, 3.0, 9),
+    )
     # KL one way plus the other: (1 + 1) / (2 * 2) + (2 + 1) / 2 - 1; half of that, over floor 2
     assert divergence(c, d) == pytest.approx((0.5 + 1.5 - 1) / 2 / 2)
 

@@ -22,7 +22,7 @@ from tinysubnets.experiments import progress as display
 from tinysubnets.experiments import run_dir as run_folder
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment, Finished, Note, TaskBegun, TaskLearned
-from tinysubnets.experiments.run_dir import RunFolder
+from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.training.loop import EpochReport
 
@@ -34,7 +34,7 @@ def small(name: str = "permuted-digits", *more: str, method: str | None = None) 
 
 
 def run(plan: Plan, path: Path) -> tuple[list[Any], dict[str, Any]]:
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         events = list(Experiment.begin(plan, folder).steps())
     return events, json.loads((path / "result.json").read_text(encoding="utf-8"))
 
@@ -54,10 +54,10 @@ def test_events_tell_the_whole_story(finished: tuple) -> None:
 
 def test_result_has_the_documented_fields(finished: tuple) -> None:
     _, _, result = finished
-    for key in ("format", "scenario", "method", "recipe", "seed", "setting", "environment"):
+    for key in ("format", "scenario", "method", "recipe", "seed", "scenario_type", "environment"):
         assert key in result
     assert (result["scenario"], result["method"], result["seed"]) == ("permuted-digits", "tsn", 1)
-    assert result["setting"] == "task-incremental"
+    assert result["scenario_type"] == "task-IL"
     assert result["metrics"]["backward_transfer"] == 0.0
     assert result["metrics"]["forgetting"] == 0.0
     assert np.shape(result["accuracy_matrix"]) == (3, 3)
@@ -101,7 +101,7 @@ def test_matrix_is_that_of_the_saved_model(finished: tuple) -> None:
 
 def test_folder_has_settings_metrics_and_log(finished: tuple) -> None:
     path, _, _ = finished
-    kept = run_folder.RunFolder(path).config()
+    kept = run_folder.RunDir(path).config()
     assert kept["run"]["seed"] == 1
     assert kept["training"]["epochs"] == 3
     assert recipe.load(str(path / "config.toml")).training == small().recipe.training
@@ -150,9 +150,9 @@ def test_other_methods_and_scenarios_run(method: str, tmp_path: Path) -> None:
 
 
 def test_class_incremental_runs_carry_their_setting(tmp_path: Path) -> None:
-    plan = small("split-digits", 'naive.setting="class"', method="naive")
+    plan = small("split-digits", "naive.scenario_type=class-IL", method="naive")
     _, result = run(plan, tmp_path)
-    assert result["setting"] == "class-incremental"
+    assert result["scenario_type"] == "class-IL"
     assert result["accuracy_matrix"][0][1] is None
     assert result["metrics"]["backward_transfer"] < 0
 
@@ -186,11 +186,11 @@ def test_running_out_of_weights_is_said_once(tmp_path: Path) -> None:
 
 
 def test_finished_and_started_folders_are_refused(finished: tuple, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="finished run"), RunFolder(finished[0]) as folder:
+    with pytest.raises(RunError, match="finished run"), RunDir(finished[0]) as folder:
         Experiment.begin(small(), folder)
-    with RunFolder(tmp_path) as folder:
+    with RunDir(tmp_path) as folder:
         Experiment.begin(small(), folder)
-    with pytest.raises(RunError, match="tsn resume"), RunFolder(tmp_path) as folder:
+    with pytest.raises(RunError, match="tsn resume"), RunDir(tmp_path) as folder:
         Experiment.begin(small(), folder)
 
 
@@ -211,10 +211,10 @@ def test_impossible_plans_are_refused(name: str, value: float) -> None:
 
 def test_bad_settings_leave_no_run_behind(tmp_path: Path) -> None:
     plan = small("permuted-digits", "network.hiden=[5]")
-    with pytest.raises(SettingError, match="hidden"), RunFolder(tmp_path) as folder:
+    with pytest.raises(SettingError, match="hidden"), RunDir(tmp_path) as folder:
         Experiment.begin(plan, folder)
     assert not (tmp_path / "config.toml").exists()
-    with pytest.raises(SettingError, match="hidden"), RunFolder(tmp_path / "new") as folder:
+    with pytest.raises(SettingError, match="hidden"), RunDir(tmp_path / "new") as folder:
         Experiment.begin(plan, folder)
     assert tmp_path.exists() and not (tmp_path / "new").exists()
 
@@ -228,7 +228,7 @@ def test_disk_errors_are_explained_and_lose_nothing(
     path = tmp_path / "run"
     honest = os.fsync
     plan = replace(small(), checkpoint_seconds=0.0)
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         steps = Experiment.begin(plan, folder).steps()
         for _ in range(6):
             next(steps)
@@ -241,7 +241,7 @@ def test_disk_errors_are_explained_and_lose_nothing(
             list(steps)
         monkeypatch.setattr(os, "fsync", honest)
     assert not list(path.rglob("*.new"))
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         list(Experiment.resume(folder).steps())
     assert (path / "result.json").exists()
 
@@ -250,12 +250,12 @@ def test_disk_errors_are_explained_and_lose_nothing(
 def test_folder_without_rights(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(RunError, match="permission"):
-        RunFolder(tmp_path / "run").__enter__()
+        RunDir(tmp_path / "run").__enter__()
     tmp_path.chmod(0o700)
 
 
 def test_lines_of_metrics_are_json_even_when_training_diverges(tmp_path: Path) -> None:
-    with RunFolder(tmp_path) as folder:
+    with RunDir(tmp_path) as folder:
         folder.track({"loss": float("nan"), "rate": float("inf"), "epoch": 1})
     assert epochs(tmp_path) == [{"loss": None, "rate": None, "epoch": 1}]
 
@@ -273,7 +273,7 @@ def test_a_lock_on_a_removed_file_does_not_count(
         return descriptor
 
     monkeypatch.setattr(os, "open", late)
-    with RunFolder(tmp_path) as folder:
+    with RunDir(tmp_path) as folder:
         assert len(tries) == 2
         assert (folder.path / ".lock").exists()
 
@@ -281,7 +281,7 @@ def test_a_lock_on_a_removed_file_does_not_count(
 def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="not a folder"):
-        RunFolder(tmp_path / "file").__enter__()
+        RunDir(tmp_path / "file").__enter__()
 
 
 def test_summary_shows_everything(finished: tuple) -> None:

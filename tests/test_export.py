@@ -16,9 +16,9 @@ from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.format import onnx as export
 from tinysubnets.format.onnx import OPSET, pack_weights
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import Coded, Sample, Subnet, code
+from tinysubnets.model.subnet import CodebookTensor, Sample, Subnet, code
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -32,24 +32,24 @@ def one_task(bits: int, network: str = "small-cnn", **settings: Any) -> SubnetSt
     mask = torch.from_numpy(rng.random(store.layout.num_blocks) < 0.3)
     values = torch.from_numpy(rng.normal(size=store.layout.num_weights) * 0.2).float()
     own = tuple(code(values[i:j][mask[i:j]], bits) for i, j in store.layout.segments)
-    shapes = store.architecture.private_shapes(4)
-    private = {
-        n: Coded(torch.from_numpy(rng.random(int(np.prod(s)))).float() + n.endswith("var"))
+    shapes = store.architecture.task_param_shapes(4)
+    task_params = {
+        n: CodebookTensor(torch.from_numpy(rng.random(int(np.prod(s)))).float() + n.endswith("var"))
         for n, s in shapes.items()
     }
     shape = (1, 8, 8) if network == "small-cnn" else (3, 32, 32)
     channels = shape[0]
-    normalisation = Normalisation((100.0,) * channels, (60.0,) * channels, 2)
+    normalization = Normalization((100.0,) * channels, (60.0,) * channels, 2)
     store.add_(
         Subnet(
             "a",
             ("e", "f", "g", "h"),
-            normalisation,
+            normalization,
             0,
             mask,
             bits,
             own,
-            private,
+            task_params,
             shapes,
             sample=Sample(torch.uint8, shape),
         )

@@ -11,7 +11,7 @@ from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.paper.fixed_point import Grid, best_grid, fixed_point_accuracy, rounded_tensors
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split
 
 
@@ -54,7 +54,7 @@ def sign_store(gain: float = 1.0) -> SubnetStore:
     private = {"fc.weight": code(torch.tensor([0.0, 1.0, 1.0, 0.0]), 32)}
     mask = torch.ones(4, dtype=torch.bool)
     shapes = {"fc.weight": (2, 2)}
-    store.add_(Subnet("a", (0, 1), Normalisation(), 0, mask, 32, own, private, shapes))
+    store.add_(Subnet("a", (0, 1), Normalization(), 0, mask, 32, own, private, shapes))
     return store
 
 

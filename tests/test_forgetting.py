@@ -16,8 +16,8 @@ from tinysubnets.errors import CapacityWarning
 from tinysubnets.method.learner import TinySubNets
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": "sgd", "learning_rate": 0.1},
-    "momentum": {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+    "sgd": {"optimizer": "sgd", "lr": 0.1},
+    "momentum": {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw", "weight_decay": 0.5},
 }
@@ -76,13 +76,15 @@ def test_both_kinds_of_sharing_blocks_and_banks(
     assert len(learn.store.banks) == banks
 
 
-@pytest.mark.parametrize("extra", [{"scores": "warm"}, {"codebooks": "task"}, {"init": "given"}])
+@pytest.mark.parametrize(
+    "extra", [{"score_init": "previous_mask"}, {"codebooks": "task"}, {"init": "pretrained"}]
+)
 def test_other_settings(extra: dict[str, str]) -> None:
     remembers_all(learner(mlp(), training=OPTIMIZERS["adamw"], density=0.4, **extra), (6,))
 
 
 def test_distillation() -> None:
-    remembers_all(learner(mlp(), training=OPTIMIZERS["adamw"], distillation=1.0), (6,))
+    remembers_all(learner(mlp(), training=OPTIMIZERS["adamw"], layer_loss_weight=1.0), (6,))
 
 
 def test_an_owned_value_never_moves() -> None:

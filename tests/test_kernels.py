@@ -117,21 +117,21 @@ def test_a_good_hint_ends_the_search_before_it_begins(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("quantized", [True, False])
 def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn.architecture import Specification
-    from tinysubnets.nn.codebook import lookup_of, snap
+    from tinysubnets.nn.architecture import TensorSpec
+    from tinysubnets.nn.codebook import lookup_of, nearest_centroid
     from tinysubnets.nn.layout import Layout
     from tinysubnets.nn.masked import EffectiveWeights
 
-    layout = Layout([Specification("a", (70, 90)), Specification("b", (50, 333))])
+    layout = Layout([TensorSpec("a", (70, 90)), TensorSpec("b", (50, 333))])
     generator = torch.Generator().manual_seed(0)
     size = layout.num_weights
     free, scores, bank, weight = (
         torch.randn(size, generator=generator).to(DEVICE) for _ in range(4)
     )
     mask, owned = (torch.rand(size, generator=generator).to(DEVICE) < 0.4 for _ in range(2))
-    centres = torch.randn(2, 16, generator=generator).sort(-1).values.to(DEVICE)
-    lookup = lookup_of(centres)
-    near = snap(free, centres, layout.segments, lookup) if quantized else free
+    centroids = torch.randn(2, 16, generator=generator).sort(-1).values.to(DEVICE)
+    lookup = lookup_of(centroids)
+    near = nearest_centroid(free, centroids, layout.segments, lookup) if quantized else free
     values = torch.where(owned, bank, near)
     results = []
     for fused in (True, False):
@@ -151,27 +151,33 @@ def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> No
 
 def bins_of_three_codebooks() -> tuple:
     """Values, what is kept, segments, extent, counts and sums; one codebook has no value."""
-    from tinysubnets.nn import codebook as refresh
+    from tinysubnets.nn import codebook as update_codebooks
 
     generator = torch.Generator().manual_seed(5)
     segments = [(0, 5000), (5000, 5010), (5010, 30_000)]
     flat = torch.randn(2, 30_000, generator=generator).to(DEVICE) ** 3
     keep = torch.rand(2, 30_000, generator=generator).to(DEVICE) < 0.2
     keep[0, 5000:5010] = False
-    extent = refresh._extent(flat, keep, segments)
-    return flat, keep, segments, extent, *refresh._histogram(flat, keep, segments, 256, extent)
+    extent = update_codebooks._extent(flat, keep, segments)
+    return (
+        flat,
+        keep,
+        segments,
+        extent,
+        *update_codebooks._histogram(flat, keep, segments, 256, extent),
+    )
 
 
 @needs_triton
 def test_histograms_by_kernels_equal_the_plain_ones() -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook as refresh
+    from tinysubnets.nn import codebook as update_codebooks
 
     flat, keep, segments, extent, count, total = bins_of_three_codebooks()
     for mine, plain in zip(kernels.extent(flat, keep, segments), extent, strict=True):
         torch.testing.assert_close(mine, plain)
     mine = kernels.count_cells(flat, keep, segments, 2048, extent)
-    plain = refresh._count_cells(flat, keep, segments, 2048, extent)
+    plain = update_codebooks._count_cells(flat, keep, segments, 2048, extent)
     assert torch.equal(mine.sum(-1), plain.sum(-1))
     # Logarithms round differently: one value in a thousand may be in the next cell.
     assert (mine - plain).abs().sum() <= 2e-3 * plain.sum()
@@ -201,27 +207,29 @@ def test_the_extent_of_many_tiles_and_of_none(monkeypatch: pytest.MonkeyPatch) -
 @needs_triton
 def test_lloyd_steps_by_a_kernel_equal_the_plain_ones() -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook as refresh
+    from tinysubnets.nn import codebook as update_codebooks
 
     *_, count, total = bins_of_three_codebooks()
-    old = refresh._divide(count, total, 16) * 1.1
+    old = update_codebooks._divide(count, total, 16) * 1.1
     mine = kernels.settle(count, total, old, 4)
-    torch.testing.assert_close(mine, refresh._settle(count, total, old, 4), rtol=1e-3, atol=1e-7)
-    assert (mine[0, 1] == 0).all()  # no value, no centre
+    torch.testing.assert_close(
+        mine, update_codebooks._settle(count, total, old, 4), rtol=1e-3, atol=1e-7
+    )
+    assert (mine[0, 1] == 0).all()  # no value, no centroid
 
 
 @needs_triton
 @pytest.mark.parametrize("k", [2, 16, 32])
 def test_the_best_division_by_a_kernel_is_as_good_as_the_plain_one(k: int) -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook as refresh
+    from tinysubnets.nn import codebook as update_codebooks
 
     *_, count, total = bins_of_three_codebooks()
-    mine, plain = kernels.divide(count, total, k), refresh._divide(count, total, k)
+    mine, plain = kernels.divide(count, total, k), update_codebooks._divide(count, total, k)
     place = (total / count.clamp_min(1))[..., None]
 
-    def error(centres: torch.Tensor) -> torch.Tensor:
-        return ((place - centres[..., None, :]).square().amin(-1) * count).sum(-1)
+    def error(centroids: torch.Tensor) -> torch.Tensor:
+        return ((place - centroids[..., None, :]).square().amin(-1) * count).sum(-1)
 
     torch.testing.assert_close(error(mine), error(plain), rtol=1e-3, atol=1e-9)
     torch.testing.assert_close(mine[:, 1], plain[:, 1])  # few values have one best division
@@ -239,20 +247,23 @@ def test_the_best_division_by_a_kernel_is_as_good_as_the_plain_one(k: int) -> No
         ([-65_000.0, 0.0, 100.0, 65_530.0], False),  # so little that the largest is near
         ([0.1, 0.100001, 500.0, 1000.0], False),  # two would merge, though near for the spread
         ([1e-9, 2e-9, 3e-9, 5e-9], False),  # below the smallest
-        ([-0.3, 0.1, 0.7], True),  # fewer values than centres
+        ([-0.3, 0.1, 0.7], True),  # fewer values than centroids
     ],
 )
 def test_kernels_round_centres_as_the_plain_form_does(
     places: list[float], is_rounded: bool
 ) -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook as refresh
+    from tinysubnets.nn import codebook as update_codebooks
 
     count, total = torch.zeros(2, 1, 256, dtype=torch.float64, device=DEVICE)
     count[0, 10 : 10 + len(places)] = 3
     total[0, 10 : 10 + len(places)] = 3 * torch.tensor(places, dtype=torch.float64).to(DEVICE)
     old = torch.tensor([*places, 9e9][:4], device=DEVICE)[None]
-    mine, plain = kernels.settle(count, total, old, 2), refresh._settle(count, total, old, 2)
+    mine, plain = (
+        kernels.settle(count, total, old, 2),
+        update_codebooks._settle(count, total, old, 2),
+    )
     assert torch.equal(mine, plain)
     assert torch.equal(mine, mine.half().float()) == is_rounded
 
@@ -279,13 +290,13 @@ def test_lookup_tables_by_the_kernel_equal_the_plain_ones(k: int) -> None:
     from tinysubnets import kernels
     from tinysubnets.nn import codebook
 
-    centres = torch.randn(2, 3, k, generator=torch.Generator().manual_seed(6)).sort(-1).values
-    centres[0, 1] = 0.0  # no codebook yet
-    centres[1, 2, k // 2 :] = centres[1, 2, k // 2]  # fewer values than centres
-    centres = centres.to(DEVICE)
-    expected = codebook.lookup_of(centres)
+    centroids = torch.randn(2, 3, k, generator=torch.Generator().manual_seed(6)).sort(-1).values
+    centroids[0, 1] = 0.0  # no codebook yet
+    centroids[1, 2, k // 2 :] = centroids[1, 2, k // 2]  # fewer values than centroids
+    centroids = centroids.to(DEVICE)
+    expected = codebook.lookup_of(centroids)
     mine = tuple(torch.full_like(t, -9.0) for t in expected)
-    kernels.tabulate_(centres, *mine)
+    kernels.tabulate_(centroids, *mine)
     for one, two in zip(mine[:2], expected[:2], strict=True):
         torch.testing.assert_close(one, two)
     assert (mine[2] != expected[2]).float().mean() <= 1e-3  # a border may round to the next step
@@ -294,7 +305,7 @@ def test_lookup_tables_by_the_kernel_equal_the_plain_ones(k: int) -> None:
 @needs_triton
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
 def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
-    from tinysubnets.training.optim import LARGE, flat_update
+    from tinysubnets.training.optim import LARGE, fused_update
 
     make = {
         "sgd": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1).to(DEVICE), fused=True),
@@ -320,7 +331,7 @@ def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
     start = [torch.randn(n, generator=generator).to(DEVICE) for n in (LARGE + 77, 10)]
     mine, theirs = ([p.clone().requires_grad_() for p in start] for _ in range(2))
     my_optimizer, optimizer = make(mine), make(theirs)
-    update = flat_update(my_optimizer)
+    update = fused_update(my_optimizer)
     for _ in range(5):
         for a, b in zip(mine, theirs, strict=True):
             a.grad = torch.randn(a.shape, generator=generator).to(DEVICE)

@@ -18,7 +18,7 @@ from tinysubnets.experiments import recipe
 from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.experiments.run import Experiment, TaskLearned
 from tinysubnets.experiments.recipe import Plan
-from tinysubnets.experiments.run_dir import RunFolder
+from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.scenarios import sets, split
 
 folder = Path(sys.argv[1])
@@ -34,7 +34,7 @@ def whole(name, part, *_):
 split.load_set = whole
 given = ["training.epochs=1", "data.test_limit=10", "pruning.iterations=2", "tsn.first_bits=8"]
 plan = Plan(recipe.load("tiny-imagenet", assignments=given), 0, "cpu", 2)
-with RunFolder(folder / "run") as run:
+with RunDir(folder / "run") as run:
     experiment = Experiment.begin(plan, run)
     assert len(experiment.probes) == 40
     for event in experiment.steps():

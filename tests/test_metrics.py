@@ -57,10 +57,10 @@ def test_matrices_that_cannot_be_summarised(matrix: list) -> None:
 class Oracle:
     """A stand-in learner that knows for which tasks it is right, and what it was asked."""
 
-    def __init__(self, setting: str | None = None) -> None:
+    def __init__(self, scenario_type: str | None = None) -> None:
         self.asked: list[str | None] = []
-        if setting:
-            self.setting = setting
+        if scenario_type:
+            self.scenario_type = scenario_type
 
     def logits(self, task: str | None, inputs: torch.Tensor) -> torch.Tensor:
         self.asked.append(task)
@@ -92,7 +92,7 @@ def test_row_is_measured_anew_and_looks_ahead_by_class_index() -> None:
 
 
 def test_unknown_task_is_asked_as_none() -> None:
-    oracle = Oracle("domain-incremental")
+    oracle = Oracle("domain-IL")
     probes = [metrics.Probe.of(make(n, ["x", "y"], r)) for n, r in (("a", 8), ("b", 5))]
     assert metrics.measure_row(oracle, probes, 0) == [0.8, 0.5]
     assert oracle.asked == [None, None]

@@ -28,11 +28,11 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
 Image = pytest.importorskip("PIL.Image")
-TRAINING = {"epochs": 2, "batch_size": 16, "learning_rate": 0.02}
+TRAINING = {"epochs": 2, "batch_size": 16, "lr": 0.02}
 
 
 def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Grey 8x8 images, dark or bright on the left."""
+    """Gray 8x8 images, dark or bright on the left."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % 2
     images = rng.integers(60, 120, (count, 1, 8, 8), dtype=np.uint8)
@@ -52,7 +52,7 @@ def write_folder(root: Path, seed: int = 1) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model of one learned task on grey images."""
+    """A model of one learned task on gray images."""
     monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
     record = {"network": "small-cnn", "settings": {}, "head": "fc"}
     architecture = Architecture(networks.build("small-cnn"), rebuild=record)
@@ -63,7 +63,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_inspect_shows_every_byte(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(model)]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())  # lines are wrapped
     size = (model / artifact.FILE_NAME).stat().st_size
     assert f"{size:,} bytes" in text and "left" in text and "small-cnn" in text
     for word in (
@@ -163,7 +163,7 @@ def test_verify_finds_numbers_that_are_not_finite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = models.store(tasks=1)
-    head = store.subnet("task 0").private["fc.bias"].values
+    head = store.subnet("task 0").task_params["fc.bias"].values
     head[0] = float("nan")
     store.save(tmp_path)
     assert main(["verify", str(tmp_path)]) == 1

@@ -11,7 +11,7 @@ from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.paper.operations import count, paper_operations, task_operations
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def half_store() -> SubnetStore:
     mask = torch.zeros(21, dtype=torch.bool)
     mask[:3] = True
     mask[12:18] = True
-    shapes = architecture.private_shapes(2)
+    shapes = architecture.task_param_shapes(2)
     private = {n: code(torch.ones(torch.Size(s)).flatten(), 32) for n, s in shapes.items()}
     own = (code(torch.ones(3), 32), code(torch.ones(6), 32))
-    store.add_(Subnet("a", (0, 1), Normalisation(), 0, mask, 32, own, private, shapes))
+    store.add_(Subnet("a", (0, 1), Normalization(), 0, mask, 32, own, private, shapes))
     return store
 
 

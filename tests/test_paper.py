@@ -72,11 +72,11 @@ def test_accuracy_gives_both_means_with_their_spread(runs: Path) -> None:
     assert row[2] == "96.63"
     assert row[4].startswith(f"{mean:.2f} ± ")
     assert row[4].endswith("(2)")
-    assert row[5:7] == ("task-incremental", "task-incremental")
+    assert row[5:7] == ("task-IL", "task-IL")
     for method in ("Naive", "CWRStar", "SI", "Replay", "Cumulative"):
-        cells = (NOT_RUN, NOT_RUN, "domain-incremental")
+        cells = (NOT_RUN, NOT_RUN, "domain-IL")
         assert row_of(table, "p-MNIST", method)[3:6] == cells  # one head over the same ten classes
-        assert row_of(table, "s-CIFAR100", method)[5] == "class-incremental"
+        assert row_of(table, "s-CIFAR100", method)[5] == "class-IL"
     assert any("Cumulative at 36.52" in n for n in table.notes)
 
 
@@ -116,7 +116,7 @@ def test_tables_from_results(runs: Path) -> None:
 
 
 def measured_as_digits(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the relabelled runs find the data that they were really made from."""
+    """Let the relabeled runs find the data that they were really made from."""
     from tinysubnets import scenarios
 
     build = scenarios.build

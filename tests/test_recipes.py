@@ -34,7 +34,7 @@ def test_every_scenario_has_recipes() -> None:
 
 def test_the_papers_list_of_hyperparameters() -> None:
     rows = {s: recipe.load(f"paper/{s}") for s in PAPER}
-    rates = {s: (r.training["learning_rate"], r.training["final_rate"]) for s, r in rows.items()}
+    rates = {s: (r.training["lr"], r.training["min_lr"]) for s, r in rows.items()}
     assert rates == {
         "permuted-mnist": (3e-1, 1e-4),
         "split-cifar100": (1e-2, 1e-4),
@@ -54,7 +54,7 @@ def test_the_papers_list_of_hyperparameters() -> None:
     assert [r.learner["bits"] for r in rows.values()] == [4, 4, 4, 5, 5]
     assert [r.learner["memory_samples"] for r in rows.values()] == [50, 50, 50, 15, 50]
     for row in rows.values():
-        assert (row.training["epochs"], row.training["refreshes"]) == (200, 3)
+        assert (row.training["epochs"], row.training["codebook_updates_per_epoch"]) == (200, 3)
         pruning = row.pruning
         assert (pruning["iterations"], pruning["step"], pruning["alpha"]) == (50, 0.01, 0.95)
         assert (row.learner["max_banks"], row.learner["scale"]) == (2, "xavier")

@@ -150,8 +150,8 @@ def test_the_papers_points_stand_beside_whole_scenarios_alone(runs: Path, tmp_pa
 
 
 def test_a_method_in_two_settings_has_two_names(tmp_path: Path) -> None:
-    for setting in ("task", "class"):
-        make_run(tmp_path / setting, "naive", 0, f"naive.setting={setting}")
+    for setting in ("task-IL", "class-IL"):
+        make_run(tmp_path / setting, "naive", 0, f"naive.scenario_type={setting}")
     text = write_report(tmp_path).read_text("utf-8")
     assert {"naive", "naive:class"} <= set(re.findall(r"<h2>(.*?)</h2>", text))
     assert any("-naive-class-" in p.name for p in (tmp_path / "pictures").iterdir())

@@ -19,7 +19,7 @@ from tinysubnets.errors import RunError
 from tinysubnets.experiments import checkpoint, recipe
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment
-from tinysubnets.experiments.run_dir import RunFolder
+from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.training.loop import EpochReport
 
 # A process that kills itself at its n-th write of a file: before the write, after a part of it,
@@ -77,7 +77,7 @@ def killed(where: str, count: int, *arguments: str) -> int:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("undisturbed") / "run"
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         finish(Experiment.begin(plan(), folder))
     assert not (path / "checkpoint").exists()
     return path
@@ -136,7 +136,7 @@ def test_killed_by_the_clock(tmp_path: Path, undisturbed: Path) -> None:
 @pytest.mark.parametrize("stop", [1, 3, 5])
 def test_saved_between_two_steps(stop: int, tmp_path: Path, undisturbed: Path) -> None:
     path = tmp_path / "run"
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         experiment = Experiment.begin(plan(), folder)
         seen = 0
         for event in experiment.steps():
@@ -144,18 +144,18 @@ def test_saved_between_two_steps(stop: int, tmp_path: Path, undisturbed: Path) -
             if seen == stop:
                 experiment.save_()
                 break
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         finish(Experiment.resume(folder))
     assert_same(path, undisturbed)
 
 
 def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: Path) -> None:
     path = tmp_path / "run"
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         experiment = Experiment.begin(plan(), folder)
         folder.track({"epoch": "of a process that died"})
         del experiment
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         finish(Experiment.resume(folder))
     assert_same(path, undisturbed)
 
@@ -163,13 +163,13 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: Path) -
 @pytest.mark.parametrize("method", ["naive", "packnet", "tsn-wr-wpp"])
 def test_other_methods_go_on_too(method: str, tmp_path: Path) -> None:
     for name in ("whole", "broken"):
-        with RunFolder(tmp_path / name) as folder:
+        with RunDir(tmp_path / name) as folder:
             steps = Experiment.begin(plan(method=method), folder).steps()
             for number, _ in enumerate(steps):
                 if name == "broken" and number == 6:
                     break
             steps.close()
-    with RunFolder(tmp_path / "broken") as folder:
+    with RunDir(tmp_path / "broken") as folder:
         finish(Experiment.resume(folder))
     assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
 
@@ -195,15 +195,15 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, undisturbed: Path) -
 
 
 def test_nothing_to_resume(tmp_path: Path, undisturbed: Path) -> None:
-    with pytest.raises(RunError, match="finished"), RunFolder(undisturbed) as folder:
+    with pytest.raises(RunError, match="finished"), RunDir(undisturbed) as folder:
         Experiment.resume(folder)
-    with pytest.raises(RunError, match=r"no config\.toml"), RunFolder(tmp_path) as folder:
+    with pytest.raises(RunError, match=r"no config\.toml"), RunDir(tmp_path) as folder:
         Experiment.resume(folder)
 
 
 def broken_run(path: Path) -> Path:
     """A run folder with a checkpoint."""
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         steps = Experiment.begin(plan(), folder).steps()
         for _ in range(3):
             next(steps)
@@ -218,7 +218,7 @@ def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(RunError, match="damaged"), RunFolder(path) as folder:
+    with pytest.raises(RunError, match="damaged"), RunDir(path) as folder:
         Experiment.resume(folder)
 
 
@@ -227,7 +227,7 @@ def test_run_of_another_version_is_refused_unchanged(tmp_path: Path) -> None:
     text = (path / "config.toml").read_text(encoding="utf-8")
     (path / "config.toml").write_text(text.replace("format = 1", "format = 2"), encoding="utf-8")
     before = sorted((p.name, p.stat().st_size) for p in path.rglob("*") if p.name != ".lock")
-    with pytest.raises(RunError, match="format 2"), RunFolder(path) as folder:
+    with pytest.raises(RunError, match="format 2"), RunDir(path) as folder:
         Experiment.resume(folder)
     after = sorted((p.name, p.stat().st_size) for p in path.rglob("*") if p.name != ".lock")
     assert after == before
@@ -247,7 +247,7 @@ def test_checkpoints_keep_their_distance(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Experiment, "save_", noted)
     monkeypatch.setattr("tinysubnets.experiments.run.time.monotonic", lambda: now[0])
-    with RunFolder(tmp_path) as folder:
+    with RunDir(tmp_path) as folder:
         experiment = Experiment.begin(replace(plan(), checkpoint_seconds=30.0), folder)
         for _ in experiment.steps():
             now[0] += 7.0
@@ -271,26 +271,28 @@ def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
 
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
-    with RunFolder(tmp_path):
+    with RunDir(tmp_path):
         said = tsn("run", "--out", str(tmp_path), *small_options())
         assert said.returncode == 2
         assert f"process {os.getpid()}" in said.stderr
         assert "in use" in said.stderr
         with pytest.raises(RunError, match="in use"):
-            RunFolder(tmp_path).__enter__()
-    with RunFolder(tmp_path):
+            RunDir(tmp_path).__enter__()
+    with RunDir(tmp_path):
         pass  # free again
 
 
 def test_pack_gives_back_what_it_took() -> None:
     import torch
 
-    from tinysubnets.model.subnet import Coded
-    from tinysubnets.tasks.normalization import Normalisation
+    from tinysubnets.model.subnet import CodebookTensor
+    from tinysubnets.tasks.normalization import Normalization
 
     value = {
-        "coded": (Coded(torch.tensor([0.5, -1.0]), torch.tensor([1, 0], dtype=torch.uint8), 1),),
-        "scale": Normalisation((0.1,), (2.0,), 2),
+        "coded": (
+            CodebookTensor(torch.tensor([0.5, -1.0]), torch.tensor([1, 0], dtype=torch.uint8), 1),
+        ),
+        "scale": Normalization((0.1,), (2.0,), 2),
         "bytes": b"\x00\xff",
         "none": None,
         "type": torch.float16,

@@ -146,7 +146,7 @@ def test_imagenet100_stays_on_disk(tmp_path: Path) -> None:
     assert isinstance(task.train.source, np.memmap)
     assert task.train.inputs(slice(0, 2)).shape == (2, 3, 224, 224)
     assert task.test is not None and len(task.test) == 4
-    assert len(task.normalisation.mean) == 3
+    assert len(task.normalization.mean) == 3
 
 
 def test_sequences_bring_images_to_one_shape(
@@ -166,11 +166,11 @@ def test_sequences_bring_images_to_one_shape(
         cache=tmp_path / "cache",
     )
     assert made.names == ("owner/grey", "owner/colour")
-    grey, colour = made.task(0), made.task(1)
-    assert grey.train.inputs().shape[1:] == colour.train.inputs().shape[1:] == (3, 32, 32)
-    image = grey.train.inputs(slice(0, 1))[0]
+    gray, color = made.task(0), made.task(1)
+    assert gray.train.inputs().shape[1:] == color.train.inputs().shape[1:] == (3, 32, 32)
+    image = gray.train.inputs(slice(0, 1))[0]
     assert torch.equal(image[0], image[1]) and torch.equal(image[0], image[2])
-    assert (grey.num_classes, colour.num_classes) == (3, 4)
+    assert (gray.num_classes, color.num_classes) == (3, 4)
 
 
 def own(tasks: dict, **values: object) -> scenarios.Scenario:

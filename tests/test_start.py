@@ -15,7 +15,7 @@ from nets import NETWORKS, Encoder, Residual, data, learner, mlp, stack, task
 from tinysubnets.errors import MismatchError, SettingError
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import Origin, Start, bound_of, starting_point, warm_scores
+from tinysubnets.nn.init import InitialState, InitKey, bound_of, initial_state, scores_from_mask
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.topk import top_k
 
@@ -23,15 +23,17 @@ GOLDEN_FREE = [-0.39779913425445557, 0.5830234885215759, -0.6023926138877869]
 GOLDEN_SCORES = [-0.5115312337875366, 0.49839767813682556, -0.2792265713214874]
 
 
-def start(net: nn.Module | None = None, *, block: int = 1, **how: Any) -> Start:
+def start(net: nn.Module | None = None, *, block: int = 1, **how: Any) -> InitialState:
     architecture = Architecture(mlp() if net is None else net)
-    origin = Origin(**({"seed": 0, "bank": 0, "task": 0} | how))
-    return starting_point(architecture, Layout(architecture.shared, block), origin, 3)
+    init_key = InitKey(**({"seed": 0, "bank": 0, "task": 0} | how))
+    return initial_state(architecture, Layout(architecture.shared, block), init_key, 3)
 
 
-def same(a: Start, b: Start) -> bool:
-    private = all(torch.equal(a.private[n], b.private[n]) for n in a.private | b.private)
-    return torch.equal(a.scores, b.scores) and torch.equal(a.free, b.free) and private
+def same(a: InitialState, b: InitialState) -> bool:
+    task_params = all(
+        torch.equal(a.task_params[n], b.task_params[n]) for n in a.task_params | b.task_params
+    )
+    return torch.equal(a.scores, b.scores) and torch.equal(a.free, b.free) and task_params
 
 
 def test_golden_values() -> None:
@@ -51,7 +53,7 @@ def test_a_pure_function_of_seed_bank_and_task() -> None:
         changed = start(**other)
         assert not torch.equal(one.free, changed.free)
         assert not torch.equal(one.scores, changed.scores)
-        assert not torch.equal(one.private["fc.weight"], changed.private["fc.weight"])
+        assert not torch.equal(one.task_params["fc.weight"], changed.task_params["fc.weight"])
 
 
 def test_the_network_s_own_random_weights_do_not_matter() -> None:
@@ -70,16 +72,18 @@ def test_a_bias_of_one_element_is_no_constant() -> None:
     one = net()
     torch.manual_seed(2)
     assert same(start(one), start(net()))
-    assert start(net()).private["1.bias"].tolist() == [0.0]
-    assert start(net()).private["2.weight"].tolist() == [0.25]  # the layer's own constant
+    assert start(net()).task_params["1.bias"].tolist() == [0.0]
+    assert start(net()).task_params["2.weight"].tolist() == [0.25]  # the layer's own constant
 
 
 def test_private_tensors_start_as_their_layers_do() -> None:
-    private = start(Residual()).private
-    assert (private["norm1.weight"] == 1).all() and (private["norm1.bias"] == 0).all()
-    assert (private["norm1.running_mean"] == 0).all() and (private["norm1.running_var"] == 1).all()
-    assert private["fc.weight"].shape == (3, 36) and private["fc.weight"].std() > 0
-    token = start(Encoder()).private["token"]
+    task_params = start(Residual()).task_params
+    assert (task_params["norm1.weight"] == 1).all() and (task_params["norm1.bias"] == 0).all()
+    assert (task_params["norm1.running_mean"] == 0).all() and (
+        task_params["norm1.running_var"] == 1
+    ).all()
+    assert task_params["fc.weight"].shape == (3, 36) and task_params["fc.weight"].std() > 0
+    token = start(Encoder()).task_params["token"]
     assert token.shape == (1, 1, 8) and 0 < token.abs().max() < 0.04
 
 
@@ -102,22 +106,24 @@ def test_warm_scores_put_an_earlier_mask_on_top() -> None:
     layout = Layout(architecture.shared)
     fresh = start().scores
     mask = torch.rand(layout.num_blocks, generator=torch.Generator().manual_seed(1)) < 0.3
-    warm = warm_scores(fresh, mask, layout)
+    warm = scores_from_mask(fresh, mask, layout)
     for i, j in layout.block_segments:
         assert torch.equal(top_k(warm[i:j].abs(), int(mask[i:j].sum())), mask[i:j])
         assert torch.equal(warm[i:j].abs().sort().values, fresh[i:j].abs().sort().values)
         assert torch.equal(warm[i:j] < 0, fresh[i:j] < 0)
 
 
-@pytest.mark.parametrize("warm_from", ["last", "similar"])
-def test_warm_learners_start_from_a_learned_mask(warm_from: str) -> None:
-    learn = learner(scores="warm", warm_from=warm_from, max_banks=2, threshold=1e9)
+@pytest.mark.parametrize("previous_mask_of", ["last", "similar"])
+def test_warm_learners_start_from_a_learned_mask(previous_mask_of: str) -> None:
+    learn = learner(
+        score_init="previous_mask", previous_mask_of=previous_mask_of, max_banks=2, threshold=1e9
+    )
     learn.learn(task("a", offset=0.0))
     learn.learn(task("b", seed=1, offset=9.0))
-    lesson = learn.begin(task("c", seed=2, offset=0.0))
-    example = learn.store.subnet("b" if warm_from == "last" else "a").mask
-    assert lesson.decision.nearest == "a"
-    assert (lesson.module.mask() & example).sum() == example.sum()
+    trainer = learn.begin(task("c", seed=2, offset=0.0))
+    example = learn.store.subnet("b" if previous_mask_of == "last" else "a").mask
+    assert trainer.decision.nearest == "a"
+    assert (trainer.module.mask() & example).sum() == example.sum()
 
 
 def digests(learn: TinySubNets) -> list[str]:
@@ -150,14 +156,14 @@ def test_unrelated_calls_change_nothing() -> None:
     learn.predict("a", x)
     learn.store.module("a")
     learn.ledger()
-    lesson = learn.begin(task("b", (1, 6, 6), seed=1))
-    while not lesson.finished:
+    trainer = learn.begin(task("b", (1, 6, 6), seed=1))
+    while not trainer.finished:
         torch.rand(7)
-        lesson.epoch()
+        trainer.epoch()
         learn.logits("a", x)
         with pytest.raises(SettingError):
             learner(density=2.0)
-    lesson.finish()
+    trainer.finish()
     assert digests(learn) == wanted
 
 
@@ -174,47 +180,47 @@ def test_global_generators_are_left_alone() -> None:
 
 def test_global_generators_are_left_alone_by_an_epoch_that_fails() -> None:
     learn = learner(Residual())
-    lesson = learn.begin(task("a", (1, 6, 6)))
+    trainer = learn.begin(task("a", (1, 6, 6)))
     state = torch.random.get_rng_state()
-    lesson.module.loss = lambda *_: [torch.rand(1), 1 // 0]  # type: ignore[method-assign]
+    trainer.module.loss = lambda *_: [torch.rand(1), 1 // 0]  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError) as caught:
-        lesson.epoch()
+        trainer.epoch()
     assert torch.equal(torch.random.get_rng_state(), state)
     assert caught.value is not None and learn.store.tasks == ()
 
 
 def test_given_weights_are_where_free_values_start() -> None:
     net = mlp()
-    learn = learner(net, init="given")
-    lesson = learn.begin(task("a"))
+    learn = learner(net, init="pretrained")
+    trainer = learn.begin(task("a"))
     flat = torch.cat([net.get_submodule(n).weight.detach().flatten() for n in ("0", "2")])
-    assert torch.equal(lesson.module.free, flat)
-    private = dict(zip(lesson.module.names, lesson.module.private, strict=True))
-    assert torch.equal(private["0.bias"], net.get_submodule("0").bias)
-    assert torch.equal(private["fc.weight"], net.fc.weight)  # as many classes as the task
+    assert torch.equal(trainer.module.free, flat)
+    task_params = dict(zip(trainer.module.names, trainer.module.task_params, strict=True))
+    assert torch.equal(task_params["0.bias"], net.get_submodule("0").bias)
+    assert torch.equal(task_params["fc.weight"], net.fc.weight)  # as many classes as the task
     wide = learn.begin(task("b", classes=4))
-    private = dict(zip(wide.module.names, wide.module.private, strict=True))
-    assert private["fc.weight"].shape == (4, 10)
+    task_params = dict(zip(wide.module.names, wide.module.task_params, strict=True))
+    assert task_params["fc.weight"].shape == (4, 10)
     assert len(learn.store.settings["given"]) == 64
 
 
 def test_given_weights_are_taken_when_the_learner_is_made() -> None:
     net = mlp()
-    learn = learner(net, init="given")
+    learn = learner(net, init="pretrained")
     recorded = learn.store.settings["given"]
     with torch.no_grad():
         net.get_submodule("0").weight.zero_()
     assert learn.begin(task("a")).module.free[:60].any()
-    assert learner(net, init="given").store.settings["given"] != recorded
+    assert learner(net, init="pretrained").store.settings["given"] != recorded
 
 
 def test_going_on_from_other_given_weights_is_refused() -> None:
     net = mlp()
-    learn = learner(net, init="given")
+    learn = learner(net, init="pretrained")
     learn.learn(task("a"))
-    TinySubNets(Architecture(net), init="given", store=learn.store)
-    with pytest.raises(MismatchError, match="given"):
-        TinySubNets(Architecture(mlp()), init="given", store=learn.store)
+    TinySubNets(Architecture(net), init="pretrained", store=learn.store)
+    with pytest.raises(MismatchError, match="pretrained"):
+        TinySubNets(Architecture(mlp()), init="pretrained", store=learn.store)
 
 
 def test_going_on_with_other_blocks_is_refused() -> None:

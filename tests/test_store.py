@@ -15,16 +15,16 @@ from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.mask_references import (
     MAX_MAGNITUDE,
     MAX_SCORE_REFERENCES,
-    Place,
+    MaskContext,
     code_mask,
     read_mask,
 )
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import FIRST_MEMBER, FREE_SCORES, NO_REFERENCE, OWNED, SCORES
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import Origin, initial_scores
+from tinysubnets.nn.init import InitKey, initial_scores
 from tinysubnets.nn.layout import Layout
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
@@ -53,9 +53,9 @@ def test_claimed_weights_and_owned_blocks() -> None:
 
 def test_numbers_are_kept_as_a_file_keeps_them() -> None:
     store = SubnetStore(models.architecture())
-    given = Normalisation((0.1,), (0.3,))
-    models.add_task(store, 0, normalisation=given)
-    kept = store.subnet("task 0").normalisation
+    given = Normalization((0.1,), (0.3,))
+    models.add_task(store, 0, normalization=given)
+    kept = store.subnet("task 0").normalization
     assert kept.mean == (float(np.float32(0.1)),) and kept.std == (float(np.float32(0.3)),)
     for ours, theirs in zip(kept.tensors(), given.tensors(), strict=True):
         assert torch.equal(ours, theirs)
@@ -72,9 +72,9 @@ def test_a_mask_reads_back_at_its_place() -> None:
     members: dict[int, np.ndarray] = {}
     owned = np.zeros(store.layout.num_blocks, np.bool_)
     for number, subnet in enumerate(store.subnets.values()):
-        place = Place(store.layout, 0, number, members, pack(owned))
+        context = MaskContext(store.layout, 0, number, members, pack(owned))
         assert subnet.coded_mask is not None
-        assert np.array_equal(read_mask(subnet.coded_mask, place), subnet.mask.numpy())
+        assert np.array_equal(read_mask(subnet.coded_mask, context), subnet.mask.numpy())
         members[number] = subnet.packed_mask
         owned |= subnet.mask.numpy()
 
@@ -82,10 +82,10 @@ def test_a_mask_reads_back_at_its_place() -> None:
 def test_magnitudes_order_blocks_as_their_scores_do() -> None:
     architecture = models.architecture()
     layout = Layout(architecture.shared, 1)
-    place = Place(layout, 1, 5, {}, np.zeros(0, np.uint8))
-    scores = initial_scores(architecture, layout, Origin(99, 1, 5)).abs()
+    context = MaskContext(layout, 1, 5, {}, np.zeros(0, np.uint8))
+    scores = initial_scores(architecture, layout, InitKey(99, 1, 5)).abs()
     for tensor, (start, stop) in enumerate(layout.block_segments):
-        sizes = place.magnitudes(99, tensor)
+        sizes = context.magnitudes(99, tensor)
         assert sizes.min() >= 0 and sizes.max() <= MAX_MAGNITUDE
         order = np.argsort(sizes, kind="stable")
         assert (np.diff(scores[start:stop].numpy()[order]) >= 0).all()
@@ -94,14 +94,14 @@ def test_magnitudes_order_blocks_as_their_scores_do() -> None:
 def test_an_empty_tensor_in_a_mask_needs_no_scores() -> None:
     architecture = models.architecture()
     layout = Layout(architecture.shared, 1)
-    place = Place(layout, 0, 0, {}, np.zeros(-(-layout.num_blocks // 8), np.uint8))
+    context = MaskContext(layout, 0, 0, {}, np.zeros(-(-layout.num_blocks // 8), np.uint8))
     mask = np.zeros(layout.num_blocks, np.bool_)
     start, stop = layout.block_segments[0]
-    sizes = place.magnitudes(3, 0)
+    sizes = context.magnitudes(3, 0)
     mask[start:stop] = sizes >= np.sort(sizes)[-20]
-    coded = code_mask(mask, place, 3)
+    coded = code_mask(mask, context, 3)
     assert coded.reference == SCORES and coded.magnitudes[1] == MAX_MAGNITUDE + 1
-    assert np.array_equal(read_mask(coded, place), mask)
+    assert np.array_equal(read_mask(coded, context), mask)
 
 
 def test_few_masks_of_a_bank_are_made_from_scores() -> None:
@@ -109,8 +109,8 @@ def test_few_masks_of_a_bank_are_made_from_scores() -> None:
     store = SubnetStore(models.architecture(), settings=models.SETTINGS)
     layout = store.layout
     for number in range(5):
-        place = Place(layout, 0, number, {}, np.zeros(0, np.uint8))
-        parts = [place.magnitudes(7, t) > 1 << 23 for t in range(len(layout.shared))]
+        context = MaskContext(layout, 0, number, {}, np.zeros(0, np.uint8))
+        parts = [context.magnitudes(7, t) > 1 << 23 for t in range(len(layout.shared))]
         models.add_masked(store, 20 + 2 * number, torch.from_numpy(np.concatenate(parts)))
     kinds = [s.coded_mask.reference for s in store.subnets.values() if s.coded_mask]
     assert [k in (SCORES, FREE_SCORES) for k in kinds] == [True] * 3 + [False] * 2
@@ -144,10 +144,10 @@ def test_a_plain_module_computes_the_same(kind: str) -> None:
     assert "tinysubnets" not in module.code
 
 
-def test_inputs_without_normalisation_stay_as_they_are() -> None:
+def test_inputs_without_normalization_stay_as_they_are() -> None:
     learn = learner(density=0.5)
     x, y = data((6,))
-    learn.learn(Task.from_arrays("a", x, y, normalisation=None, valid=0.25))
+    learn.learn(Task.from_arrays("a", x, y, normalization=None, valid=0.25))
     module = learn.store.module("a")
     raw = torch.from_numpy(x)
     assert torch.equal(module(raw), learn.store.logits("a", raw))

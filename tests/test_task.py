@@ -1,4 +1,4 @@
-"""Tasks: labels, splits, normalisation, class weights, data sets, and what is refused."""
+"""Tasks: labels, splits, normalization, class weights, data sets, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from nets import data, learner, task
 from tinysubnets.errors import TaskError
-from tinysubnets.tasks.loader import Batches
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.loader import DeviceLoader
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task
 
 
@@ -38,7 +38,7 @@ def test_labels_of_any_kind_come_back_as_they_were() -> None:
         answers = learn.predict(name, x)
         assert len(answers) == len(x)
         assert set(answers.tolist()) <= wanted, name
-        # Only whole numbers and texts, which a file can hold; true is 1.
+        # Only integers and strings, which a file can hold; true is 1.
         assert all(type(c) in (int, str) for c in learn.store.subnet(name).classes)
     assert learn.store.subnet("truths").classes == (0, 1)
     assert set(learn.store.subnet("texts").classes) == {"no", "yes"}
@@ -82,49 +82,49 @@ def test_every_class_is_in_both_parts_where_it_can_be() -> None:
     assert sorted(set(made.valid.labels.tolist())) == [0, 1, 2]
 
 
-def test_normalisation_rules() -> None:
+def test_normalization_rules() -> None:
     rng = np.random.default_rng(0)
     y = np.arange(50) % 2
     images = rng.integers(0, 256, (50, 3, 4, 5)).astype(np.uint8)
     made = Task.from_arrays("images", images, y)
-    seen = made.normalisation(made.train.inputs())
-    assert len(made.normalisation.mean) == 3 and seen.dtype == torch.float32
+    seen = made.normalization(made.train.inputs())
+    assert len(made.normalization.mean) == 3 and seen.dtype == torch.float32
     assert torch.allclose(seen.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(seen.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5)
 
     pixels = Task.from_arrays("pixels", images.reshape(50, -1), y)
-    assert len(pixels.normalisation.mean) == 1
+    assert len(pixels.normalization.mean) == 1
 
     floats = (rng.normal(size=(50, 4)) * [1, 10, 100, 0] + 5).astype(np.float32)
     vectors = Task.from_arrays("vectors", floats, y)
-    seen = vectors.normalisation(vectors.train.inputs())
+    seen = vectors.normalization(vectors.train.inputs())
     assert torch.allclose(seen.mean(0), torch.zeros(4), atol=1e-4)
     assert torch.allclose(seen.std(0, correction=0), torch.tensor([1.0, 1, 1, 0]), atol=1e-4)
-    assert vectors.normalisation.std[3] == 1.0  # a constant feature is left alone
+    assert vectors.normalization.std[3] == 1.0  # a constant feature is left alone
 
-    assert len(Task.from_arrays("one", floats, y, normalisation="scalar").normalisation.mean) == 1
-    own = Normalisation((1.0,), (2.0,))
-    kept = Task.from_arrays("own", floats, y, normalisation=own)
-    assert torch.equal(kept.normalisation(torch.tensor([[5.0]])), torch.tensor([[2.0]]))
+    assert len(Task.from_arrays("one", floats, y, normalization="scalar").normalization.mean) == 1
+    own = Normalization((1.0,), (2.0,))
+    kept = Task.from_arrays("own", floats, y, normalization=own)
+    assert torch.equal(kept.normalization(torch.tensor([[5.0]])), torch.tensor([[2.0]]))
 
     tokens = Task.from_arrays("tokens", rng.integers(0, 9, (50, 6)), y)
-    assert tokens.normalisation == Normalisation()
-    assert tokens.normalisation(tokens.train.inputs()).dtype == torch.int64
+    assert tokens.normalization == Normalization()
+    assert tokens.normalization(tokens.train.inputs()).dtype == torch.int64
 
 
-def test_no_normalisation_leaves_numbers_as_they_are() -> None:
+def test_no_normalization_leaves_numbers_as_they_are() -> None:
     x = np.arange(40, dtype=np.uint8).reshape(20, 2)
-    made = Task.from_arrays("a", x, np.arange(20) % 2, normalisation=None)
-    seen = made.normalisation(torch.from_numpy(x))
+    made = Task.from_arrays("a", x, np.arange(20) % 2, normalization=None)
+    seen = made.normalization(torch.from_numpy(x))
     assert torch.equal(seen, torch.from_numpy(x).float())
 
 
-def test_normalisation_is_made_of_training_data_alone() -> None:
+def test_normalization_is_made_of_training_data_alone() -> None:
     x, y = data()
     wild = (1e3 * x, y)
     plain = Task.from_arrays("a", x, y, valid=(x, y), test=(x, y))
     other = Task.from_arrays("a", x, y, valid=wild, test=wild)
-    assert plain.normalisation == other.normalisation
+    assert plain.normalization == other.normalization
 
 
 def test_class_weights() -> None:
@@ -144,8 +144,8 @@ def test_class_weights_change_what_is_learned() -> None:
     heavy = learner().learn(task(class_weights=[9, 1, 1]))
     plain = learner().learn(task())
     key = "fc.bias"
-    assert not torch.equal(light.private[key].decode(), heavy.private[key].decode())
-    assert torch.equal(light.private[key].decode(), plain.private[key].decode())
+    assert not torch.equal(light.task_params[key].decode(), heavy.task_params[key].decode())
+    assert torch.equal(light.task_params[key].decode(), plain.task_params[key].decode())
 
 
 class Items(Dataset):
@@ -172,7 +172,7 @@ def test_data_sets_give_the_same_task_as_arrays() -> None:
     reference.learn(wanted)
     for kind in kinds:
         made = Task.from_datasets("a", kind, valid=0.25, test=Items(x[:9], y[:9]))
-        assert made.classes == wanted.classes and made.normalisation == wanted.normalisation
+        assert made.classes == wanted.classes and made.normalization == wanted.normalization
         assert made.test is not None and wanted.test is not None
         assert torch.equal(made.test.inputs(), wanted.test.inputs())
         assert torch.equal(made.train.inputs(), wanted.train.inputs())
@@ -190,7 +190,7 @@ def test_targets_spare_the_reading_of_items() -> None:
     items.__class__ = type(
         "Counting", (Items,), {"__getitem__": lambda s, i: (read.append(i), plain(s, i))[1]}
     )
-    Task.from_datasets("a", items, normalisation=None)
+    Task.from_datasets("a", items, normalization=None)
     assert len(read) < 5
 
 
@@ -241,8 +241,8 @@ def test_streamed_and_resident_batches_are_equal(monkeypatch: pytest.MonkeyPatch
     resident = learner()
     resident.learn(made)
     monkeypatch.setattr("tinysubnets.tasks.loader.RESIDENT_BYTES", 0)
-    monkeypatch.setitem(Batches.__init__.__kwdefaults__, "resident_bytes", 0)
-    assert Batches(made.train, made.normalisation, "cpu").resident is None
+    monkeypatch.setitem(DeviceLoader.__init__.__kwdefaults__, "resident_bytes", 0)
+    assert DeviceLoader(made.train, made.normalization, "cpu").resident is None
     streamed = learner()
     streamed.learn(made)
     assert streamed.store.digest("a") == resident.store.digest("a")
@@ -257,15 +257,15 @@ def test_a_streaming_error_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -
                 raise OSError("the disk is gone")
             return super().__getitem__(index)
 
-    monkeypatch.setitem(Batches.__init__.__kwdefaults__, "resident_bytes", 0)
+    monkeypatch.setitem(DeviceLoader.__init__.__kwdefaults__, "resident_bytes", 0)
     items = Failing(*data())
     made = Task.from_datasets("a", items, valid=0.25)
     learn = learner()
-    lesson = learn.begin(made)
+    trainer = learn.begin(made)
     items.armed = True
     with pytest.raises(OSError, match="disk is gone"):
-        while not lesson.finished:
-            lesson.epoch()
+        while not trainer.finished:
+            trainer.epoch()
     assert learn.store.tasks == () and learn.store.banks == []
 
 
@@ -299,10 +299,10 @@ def test_pixels_are_not_scaled_behind_the_back_of_a_task() -> None:
         with pytest.raises(TaskError, match=r"float32 from 0 to 0.976: scaled.*inputs \* 255"):
             Task.from_arrays("t", raw, labels, **given)
     task = Task.from_arrays("t", raw, labels, test=(raw.astype(np.float64), labels))
-    check = task.normalisation.check_scale
+    check = task.normalization.check_scale
     with pytest.raises(TaskError, match="scaled already"):
         check("t", torch.from_numpy(scaled * 2 - 1), torch.uint8)
-    # Whole numbers, numbers beyond 1, tasks of floats and of black-and-white pixels are all fine.
+    # Integers, numbers beyond 1, tasks of floats and of black-and-white pixels are all fine.
     check("t", torch.zeros(3, 1, 4, 4), torch.uint8)
     check("t", torch.full((3, 1, 4, 4), 1.5), torch.uint8)
     check("t", torch.empty(0, 1, 4, 4), torch.uint8)
@@ -376,8 +376,8 @@ def test_bad_labels_are_refused(labels: Any, message: str) -> None:
         ({"valid": 0.0}, "valid"),
         ({"valid": 1.0}, "valid"),
         ({"valid": "some"}, "valid"),
-        ({"normalisation": "image"}, "normalisation"),
-        ({"normalisation": Normalisation((0.0,) * 5, (1.0,) * 5)}, "5 channels"),
+        ({"normalization": "image"}, "normalization"),
+        ({"normalization": Normalization((0.0,) * 5, (1.0,) * 5)}, "5 channels"),
         ({"test": (np.zeros((3, 5), dtype=np.float32), [0, 1, 2])}, "shape"),
         ({"test": (np.zeros((3, 6), dtype=np.float32), [0, 1])}, "test"),
         ({"test": (np.zeros((3, 6), dtype=np.float32), [0, 1, 9])}, "do not occur in training"),
@@ -398,6 +398,6 @@ def test_a_task_needs_a_name(name: Any) -> None:
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.0,), (0.0,)), ((0.0,), ()), ((np.nan,), (1.0,))])
-def test_bad_normalisations_are_refused(mean: Any, std: Any) -> None:
-    with pytest.raises(TaskError, match="normalisation"):
-        Normalisation(mean, std)
+def test_bad_normalizations_are_refused(mean: Any, std: Any) -> None:
+    with pytest.raises(TaskError, match="normalization"):
+        Normalization(mean, std)

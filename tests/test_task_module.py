@@ -13,7 +13,7 @@ from torch.nn import functional
 from nets import NETWORKS, Encoder, mlp, stack, task
 from tinysubnets.model.bank import Bank
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import Origin, starting_point
+from tinysubnets.nn.init import InitKey, initial_state
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.masked import Compression, TaskModule
 from tinysubnets.nn.topk import straight_through
@@ -35,20 +35,20 @@ def make(
     bank = Bank(layout)
     mask = torch.rand(layout.num_blocks, generator=generator) < owned
     bank.claim_(mask, torch.randn(int(layout.expand(mask).sum()), generator=generator))
-    start = starting_point(architecture, layout, Origin(0, 0, 1), classes)
+    start = initial_state(architecture, layout, InitKey(0, 0, 1), classes)
     keep = layout.keep(density)
     if not how.get("share", True):
         keep = tuple(min(k, f) for k, f in zip(keep, bank.free_per_tensor(), strict=True))
     module = TaskModule(
         architecture, layout, bank.values, bank.owned, start, Compression(keep, **how)
     )
-    module.refresh_()
+    module.update_codebooks_()
     return module
 
 
 def batch(shape: tuple[int, ...] | str = (6,)) -> tuple[Tensor, Tensor]:
     made = task(shape=shape)
-    return made.normalisation(made.train.inputs()), made.train.labels
+    return made.normalization(made.train.inputs()), made.train.labels
 
 
 CASES = list(itertools.product([1, 3], [2, 4, 32], [True, False]))
@@ -138,7 +138,7 @@ def test_going_forward_weights_are_what_is_stored() -> None:
     assert torch.equal(used, module.final_weights())
     own = module.layout.expand(module.mask()) & ~module.owned_weights
     for row, (i, j) in enumerate(module.code_segments):
-        assert torch.isin(used[i:j][own[i:j]], module.centres[row]).all()
+        assert torch.isin(used[i:j][own[i:j]], module.centroids[row]).all()
     kept_owned = module.layout.expand(module.mask()) & module.owned_weights
     assert torch.equal(used[kept_owned], module.bank_values[kept_owned])
     outside = used[~module.layout.expand(module.mask())]
@@ -147,29 +147,29 @@ def test_going_forward_weights_are_what_is_stored() -> None:
 
 def test_codebooks_are_fitted_to_own_kept_weights_alone() -> None:
     module = make(mlp(), bits=2)
-    before = module.centres.clone()
+    before = module.centroids.clone()
     own = module.layout.expand(module.mask()) & ~module.owned_weights
     with torch.no_grad():
         module.free[~own] += 5.0  # owned or not kept
     module.is_fresh = True
-    module.refresh_()
-    assert torch.equal(module.centres, before)
+    module.update_codebooks_()
+    assert torch.equal(module.centroids, before)
     with torch.no_grad():
         module.free[own] += 5.0
-    module.refresh_()
-    assert not torch.equal(module.centres, before)
+    module.update_codebooks_()
+    assert not torch.equal(module.centroids, before)
 
 
 def test_one_codebook_for_all_layers() -> None:
     module = make(mlp(), bits=2, scope="task")
-    assert module.centres.shape == (1, 4)
+    assert module.centroids.shape == (1, 4)
     own = module.layout.expand(module.mask()) & ~module.owned_weights
-    assert torch.isin(module.effective().detach()[own], module.centres).all()
+    assert torch.isin(module.effective().detach()[own], module.centroids).all()
 
 
 def test_distillation_equals_the_hand_computation_on_one_layer() -> None:
     rate = 0.7
-    module = make(stack(nn.Linear(6, 5), nn.Tanh(), head=5), bits=2, distillation=rate)
+    module = make(stack(nn.Linear(6, 5), nn.Tanh(), head=5), bits=2, layer_loss_weight=rate)
     x, y = batch()
     loss = module.loss(x, y)
     loss.backward()
@@ -180,10 +180,10 @@ def test_distillation_equals_the_hand_computation_on_one_layer() -> None:
     values = torch.where(owned, module.bank_values, near)
     weight = torch.where(kept, values, 0.0).view(5, 6)
     full = torch.where(owned, module.bank_values, module.free.detach()).view(5, 6)
-    private = dict(zip(module.names, module.private, strict=True))
-    bias = private["0.bias"].detach()
+    task_params = dict(zip(module.names, module.task_params, strict=True))
+    bias = task_params["0.bias"].detach()
     hidden, target = x @ weight.T + bias, x @ full.T + bias
-    logits = torch.tanh(hidden) @ private["fc.weight"].T + private["fc.bias"]
+    logits = torch.tanh(hidden) @ task_params["fc.weight"].T + task_params["fc.bias"]
     extra = rate * (hidden - target).square().mean()
     wanted = functional.cross_entropy(logits, y) + extra
     wanted.backward()
@@ -196,7 +196,7 @@ def test_distillation_equals_the_hand_computation_on_one_layer() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_distillation_works_for_every_kind_of_layer(name: str) -> None:
     build, shape = NETWORKS[name]
-    module = make(build(), density=0.9, bits=2, distillation=1.0)
+    module = make(build(), density=0.9, bits=2, layer_loss_weight=1.0)
     x, y = batch(shape)
     torch.manual_seed(1)
     loss = module.loss(x, y)
@@ -210,7 +210,7 @@ def test_attention_is_compared_with_its_whole_full_self() -> None:
     net = Encoder()
     net.encoder.layers[0].eval()
     plain = make(net, density=1.0, bits=32)
-    distilled = make(net, density=1.0, bits=32, distillation=100.0)
+    distilled = make(net, density=1.0, bits=32, layer_loss_weight=100.0)
     x, y = batch("tokens")
     for module in (plain, distilled):
         for part in module.architecture.code("train").modules():

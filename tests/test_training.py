@@ -11,22 +11,22 @@ from torch.nn import functional
 
 from nets import Residual, data, learner, mlp, stack, task
 from tinysubnets.errors import SettingError, TaskError
-from tinysubnets.method.learner import Lesson
+from tinysubnets.method.learner import TaskTrainer
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.topk import top_k
-from tinysubnets.tasks.loader import Batches
-from tinysubnets.training.evaluate import Score, _pooled, calibrated, score
+from tinysubnets.tasks.loader import DeviceLoader
+from tinysubnets.training.evaluate import EvalResult, _pooled, recalibrate_batchnorm, score
 from tinysubnets.training.loop import Training
 from tinysubnets.training.settings import TrainingSettings
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "momentum": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},
+    "momentum": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05},
     "adam": {"optimizer": "adam"},
     "plateau": {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "plateau"},
 }
 
 
-def lesson(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> Lesson:
+def trainer(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> TaskTrainer:
     training = {k: how.pop(k) for k in list(how) if k in TrainingSettings.__dataclass_fields__}
     return learner(net, training=training, **how).begin(task(shape=shape))
 
@@ -35,33 +35,33 @@ def lesson(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> Lesso
 @pytest.mark.parametrize("bits", [3, 32])
 def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) -> None:
     settings: dict[str, Any] = OPTIMIZERS[name] | {"epochs": 5, "bits": bits}
-    through = lesson(Residual(), (1, 6, 6), **settings)
+    through = trainer(Residual(), (1, 6, 6), **settings)
     reports = [through.epoch() for _ in range(5)]
     through.finish()
-    first = lesson(Residual(), (1, 6, 6), **settings)
+    first = trainer(Residual(), (1, 6, 6), **settings)
     first.epoch()
     first.epoch()
     tensors, numbers = first.state()
     first.epoch()  # what comes after must not reach the state that was taken
 
-    second = lesson(Residual(), (1, 6, 6), **settings)
+    second = trainer(Residual(), (1, 6, 6), **settings)
     second.restore_(tensors, numbers)
     again = [second.epoch() for _ in range(3)]
     assert second.finished
     for one, two in zip(reports[2:], again, strict=True):
-        assert (one.loss, one.valid_loss, one.learning_rate) == (
+        assert (one.loss, one.valid_loss, one.lr) == (
             two.loss,
             two.valid_loss,
-            two.learning_rate,
+            two.lr,
         )
     second.finish()
-    stores = [lesson.learner.store for lesson in (through, second)]
+    stores = [trainer.learner.store for trainer in (through, second)]
     assert stores[0].digest("a") == stores[1].digest("a")
     assert torch.equal(stores[0].subnet("a").mask, stores[1].subnet("a").mask)
 
 
 def test_a_state_is_tensors_and_plain_numbers() -> None:
-    running = lesson()
+    running = trainer()
     running.epoch()
     tensors, numbers = running.state()
     assert all(isinstance(t, torch.Tensor) for t in tensors.values())
@@ -70,9 +70,9 @@ def test_a_state_is_tensors_and_plain_numbers() -> None:
 
 
 def test_the_best_epoch_has_the_mask_of_its_own_scores() -> None:
-    running = lesson(epochs=4, bits=4, score_rate=0.3, post_pruning=False)
+    running = trainer(epochs=4, bits=4, score_lr=0.3, post_pruning=False)
     accuracies = iter([0.2, 0.9, 0.5, 0.5])
-    running.training.validate = lambda: Score(next(accuracies), 1.0)  # type: ignore[method-assign]
+    running.training.validate = lambda: EvalResult(next(accuracies), 1.0)  # type: ignore[method-assign]
     masks, scores = [], []
     while not running.finished:
         running.epoch()
@@ -88,8 +88,10 @@ def test_the_best_epoch_has_the_mask_of_its_own_scores() -> None:
 
 
 def test_of_equal_accuracies_the_lower_loss_is_best() -> None:
-    running = lesson(epochs=4)
-    results = iter([Score(0.5, 2.0), Score(0.5, 1.0), Score(0.5, 1.5), Score(0.4, 0.1)])
+    running = trainer(epochs=4)
+    results = iter(
+        [EvalResult(0.5, 2.0), EvalResult(0.5, 1.0), EvalResult(0.5, 1.5), EvalResult(0.4, 0.1)]
+    )
     running.training.validate = lambda: next(results)  # type: ignore[method-assign]
     best = [running.epoch().is_best for _ in range(4)]
     assert best == [True, True, False, False]
@@ -97,7 +99,7 @@ def test_of_equal_accuracies_the_lower_loss_is_best() -> None:
 
 
 def test_cosine_goes_from_the_first_to_the_final_rate() -> None:
-    running = lesson(epochs=3, learning_rate=0.2, final_rate=0.01)
+    running = trainer(epochs=3, lr=0.2, min_lr=0.01)
     rates = []
     plain = running.training.step
 
@@ -110,16 +112,16 @@ def test_cosine_goes_from_the_first_to_the_final_rate() -> None:
     assert len(rates) == 3 * running.training.num_steps == 9
     assert rates[0] == pytest.approx(0.2) and rates[-1] == pytest.approx(0.01)
     assert rates[4] == pytest.approx(0.105) and rates == sorted(rates, reverse=True)
-    assert reports[-1].learning_rate == pytest.approx(0.01)
+    assert reports[-1].lr == pytest.approx(0.01)
 
 
 def test_plateau_halves_after_six_epochs_and_ends_below_the_final_rate() -> None:
-    running = lesson(epochs=100, schedule="plateau", learning_rate=0.1, final_rate=0.02)
+    running = trainer(epochs=100, schedule="plateau", lr=0.1, min_lr=0.02)
     losses = iter([3.0, 2.0, *[2.5] * 6, 1.0, *[1.0] * 200])
-    running.training.validate = lambda: Score(0.5, next(losses))  # type: ignore[method-assign]
+    running.training.validate = lambda: EvalResult(0.5, next(losses))  # type: ignore[method-assign]
     rates = []
     while not running.finished:
-        rates.append(running.epoch().learning_rate)
+        rates.append(running.epoch().lr)
     # two better epochs, six waiting; one better epoch, then six waiting per halving
     wanted = [0.1] * 8 + [0.05] * 7 + [0.025] * 6
     assert rates == pytest.approx(wanted)
@@ -127,13 +129,13 @@ def test_plateau_halves_after_six_epochs_and_ends_below_the_final_rate() -> None
 
 
 def test_a_constant_rate() -> None:
-    running = lesson(epochs=3, schedule="constant", learning_rate=0.03)
-    assert [running.epoch().learning_rate for _ in range(3)] == [0.03] * 3
+    running = trainer(epochs=3, schedule="constant", lr=0.03)
+    assert [running.epoch().lr for _ in range(3)] == [0.03] * 3
 
 
 def test_scores_have_a_rate_of_their_own_and_no_decay() -> None:
-    settings = {"learning_rate": 0.02, "score_rate": 0.002, "weight_decay": 0.1}
-    running = lesson(optimizer="adamw", **settings)
+    settings = {"lr": 0.02, "score_lr": 0.002, "weight_decay": 0.1}
+    running = trainer(optimizer="adamw", **settings)
     running.epoch()
     groups = {id(g["params"][0]): g for g in running.training.optimizer.param_groups}
     scores, free = groups[id(running.module.scores)], groups[id(running.module.free)]
@@ -142,7 +144,7 @@ def test_scores_have_a_rate_of_their_own_and_no_decay() -> None:
 
 
 def test_a_score_rate_of_zero_keeps_the_first_mask() -> None:
-    running = lesson(score_rate=0.0, post_pruning=False, bits=32)
+    running = trainer(score_lr=0.0, post_pruning=False, bits=32)
     first = running.module.mask().clone()
     while not running.finished:
         running.epoch()
@@ -151,7 +153,7 @@ def test_a_score_rate_of_zero_keeps_the_first_mask() -> None:
 
 def test_order_and_dropout_follow_from_seed_task_and_epoch() -> None:
     def orders(seed: int, number: int) -> list[list[int]]:
-        running = lesson(seed=seed, epochs=2)
+        running = trainer(seed=seed, epochs=2)
         training = Training(
             running.module, running.task, running.training.settings, seed=seed, number=number
         )
@@ -170,17 +172,17 @@ def test_order_and_dropout_follow_from_seed_task_and_epoch() -> None:
 def test_augmented_training_is_repeatable() -> None:
     def run(augmentation: dict[str, Any]) -> str:
         settings = {"epochs": 1, "augmentation": augmentation}
-        running = lesson(Residual(), (1, 6, 6), **settings)
+        running = trainer(Residual(), (1, 6, 6), **settings)
         running.epoch()
         running.finish()
         return running.learner.store.digest("a")
 
-    changes = {"flip": True, "shift": 1}
-    assert run(changes) == run(changes) != run({})
+    augmentation = {"flip": True, "shift": 1}
+    assert run(augmentation) == run(augmentation) != run({})
 
 
 def test_batches_larger_than_the_data() -> None:
-    running = lesson(batch_size=1000)
+    running = trainer(batch_size=1000)
     assert running.training.num_steps == 1
     running.epoch()
 
@@ -190,14 +192,14 @@ def test_batches_larger_than_the_data() -> None:
     [
         {"epochs": 0},
         {"batch_size": 0},
-        {"refreshes": 0},
-        {"learning_rate": 0.0},
-        {"learning_rate": 1e-6},
-        {"final_rate": -1.0},
+        {"codebook_updates_per_epoch": 0},
+        {"lr": 0.0},
+        {"lr": 1e-6},
+        {"min_lr": -1.0},
         {"momentum": 1.0},
         {"momentum": -0.1},
         {"weight_decay": -1.0},
-        {"score_rate": -1.0},
+        {"score_lr": -1.0},
         {"optimizer": "lamb"},
         {"epochs": 1.5},
         {"epoch": 3},
@@ -212,8 +214,8 @@ def test_scores_by_hand() -> None:
     architecture = Architecture(mlp())
     made = task()
     tensors = {n: p.detach() for n, p in mlp().named_parameters()}
-    batches = Batches(made.train, made.normalisation, "cpu")
-    logits = architecture(tensors, made.normalisation(made.train.inputs()))
+    batches = DeviceLoader(made.train, made.normalization, "cpu")
+    logits = architecture(tensors, made.normalization(made.train.inputs()))
     found = score(architecture, tensors, batches, chunk=7)
     hits = (logits.argmax(1) == made.train.labels).float().mean()
     assert found.accuracy == pytest.approx(float(hits))
@@ -228,16 +230,16 @@ def test_statistics_are_those_of_the_network_and_of_all_data(chunk: int) -> None
     architecture, made = Architecture(net), task()
     tensors = {n: t.detach().clone() for n, t in [*net.named_parameters(), *net.named_buffers()]}
     tensors.pop("1.num_batches_tracked")
-    batches = Batches(made.train, made.normalisation, "cpu")
-    out = calibrated(architecture, tensors, batches, None, chunk)
-    hidden = made.normalisation(made.train.inputs()) @ tensors["0.weight"].T + tensors["0.bias"]
+    batches = DeviceLoader(made.train, made.normalization, "cpu")
+    out = recalibrate_batchnorm(architecture, tensors, batches, None, chunk)
+    hidden = made.normalization(made.train.inputs()) @ tensors["0.weight"].T + tensors["0.bias"]
     torch.testing.assert_close(out["1.running_mean"], hidden.mean(0))
     if chunk == 36:
         torch.testing.assert_close(out["1.running_var"], hidden.var(0))
     else:  # pooled over chunks: the correction for small samples differs a little
         torch.testing.assert_close(out["1.running_var"], hidden.var(0), rtol=0.15, atol=0)
     assert torch.equal(tensors["1.running_mean"], torch.zeros(5))  # the given ones are untouched
-    few = calibrated(architecture, tensors, batches, 9)
+    few = recalibrate_batchnorm(architecture, tensors, batches, 9)
     assert not torch.equal(few["1.running_mean"], out["1.running_mean"])
 
 
@@ -253,20 +255,20 @@ def test_chunks_count_by_their_size() -> None:
 
 
 def test_the_stored_statistics_are_those_of_the_final_subnet() -> None:
-    running = lesson(Residual(), (1, 6, 6), bits=3, private_bits=32)
+    running = trainer(Residual(), (1, 6, 6), bits=3, task_param_bits=32)
     while not running.finished:
         running.epoch()
     subnet = running.finish()
     store = running.learner.store
     tensors = store.tensors("a")
-    again = calibrated(store.architecture, tensors, running.training.train, None)
-    for name in store.architecture.statistics:
-        stored = subnet.private[name].decode()
+    again = recalibrate_batchnorm(store.architecture, tensors, running.training.train, None)
+    for name in store.architecture.running_stats:
+        stored = subnet.task_params[name].decode()
         torch.testing.assert_close(stored, again[name], rtol=1e-6, atol=1e-7)
 
 
 def test_reports_say_what_happened() -> None:
-    running = lesson(epochs=2)
+    running = trainer(epochs=2)
     one, two = running.epoch(), running.epoch()
     assert (one.task, one.epoch, two.epoch, two.epochs) == ("a", 1, 2, 2)
     assert one.is_best and one.loss > 0 and 0 <= one.valid_accuracy <= 1
@@ -275,12 +277,12 @@ def test_reports_say_what_happened() -> None:
 
 def test_two_learners_side_by_side_do_not_meet() -> None:
     """Lessons advanced in turn end as lessons run one after the other."""
-    alone = [lesson(Residual(), (1, 6, 6), seed=s) for s in (0, 1)]
+    alone = [trainer(Residual(), (1, 6, 6), seed=s) for s in (0, 1)]
     for running in alone:
         while not running.finished:
             running.epoch()
         running.finish()
-    turns = [lesson(Residual(), (1, 6, 6), seed=s) for s in (0, 1)]
+    turns = [trainer(Residual(), (1, 6, 6), seed=s) for s in (0, 1)]
     while not turns[0].finished:
         for running in turns:
             running.epoch()
@@ -293,8 +295,8 @@ def test_two_learners_side_by_side_do_not_meet() -> None:
 
 @pytest.mark.parametrize("bits", [3, 32])
 def test_diverged_training_says_what_to_do_and_leaves_the_learner_alone(bits: int) -> None:
-    running = lesson(bits=bits, epochs=3, optimizer="sgd", learning_rate=1e30, final_rate=1e29)
-    with pytest.raises(TaskError, match=r"diverged.*Lower training\.learning_rate"):
+    running = trainer(bits=bits, epochs=3, optimizer="sgd", lr=1e30, min_lr=1e29)
+    with pytest.raises(TaskError, match=r"diverged.*Lower training\.lr"):
         while not running.finished:
             running.epoch()
     assert running.learner.store.tasks == ()
@@ -316,7 +318,7 @@ def test_measuring_is_exact_whatever_training_is(post_pruning: bool) -> None:
             seen.append((self.training, any(flags), torch.backends.cudnn.benchmark))
             return self.fc(self.body(inputs).relu())
 
-    running = lesson(Watching(), epochs=1, precision="tf32", post_pruning=post_pruning)
+    running = trainer(Watching(), epochs=1, precision="tf32", post_pruning=post_pruning)
     seen.clear()
     running.epoch()
     running.finish()
@@ -329,7 +331,7 @@ def test_measuring_is_exact_whatever_training_is(post_pruning: bool) -> None:
 @pytest.mark.parametrize(("views", "last"), [(False, True), (True, False)])
 def test_images_come_channels_last_where_the_network_takes_them(views: bool, last: bool) -> None:
     made = task("a", shape=(3, 8, 8))
-    batches = Batches(made.train, made.normalisation, "cpu")
+    batches = DeviceLoader(made.train, made.normalization, "cpu")
     convolution = nn.Conv2d(3, 4, 3)
 
     def network(inputs: torch.Tensor) -> torch.Tensor:

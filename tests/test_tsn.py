@@ -21,7 +21,7 @@ from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import VARIANTS
 from tinysubnets.networks import build
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.divergence import Statistics
+from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.task import Split, Task
 
 
@@ -103,7 +103,7 @@ def test_modules_take_raw_inputs_as_the_user_has_them() -> None:
     images = (rng.integers(0, 60, (48, 1, 6, 6)) + 60 * y[:, None, None, None]).astype(np.uint8)
     for rule in ("auto", None):
         learn = learner(Residual())
-        learn.learn(Task.from_arrays("a", images, y, normalisation=rule))
+        learn.learn(Task.from_arrays("a", images, y, normalization=rule))
         with torch.no_grad():
             answer = learn.store.module("a")(torch.from_numpy(images))
         assert torch.equal(answer, learn.logits("a", images))
@@ -142,11 +142,11 @@ def test_adaptive_bits_take_the_least_width_within_the_tolerance() -> None:
             density=0.7,
             post_pruning=False,
         )
-        lesson = learn.begin(task(samples=150, classes=5))
-        while not lesson.finished:
-            lesson.epoch()
-        lesson.training.restore_best_()
-        work = compress.Compressor(lesson)
+        trainer = learn.begin(task(samples=150, classes=5))
+        while not trainer.finished:
+            trainer.epoch()
+        trainer.training.restore_best_()
+        work = compress.Compressor(trainer)
         full = work.accuracy(work.weights(work.mask, None))
         enough = [
             bits
@@ -154,7 +154,7 @@ def test_adaptive_bits_take_the_least_width_within_the_tolerance() -> None:
             if work.accuracy(work.weights(work.mask, work.coded(work.mask, bits)))
             >= full - tolerance
         ]
-        assert lesson.finish().bits == (enough[0] if enough else 8)
+        assert trainer.finish().bits == (enough[0] if enough else 8)
 
 
 @pytest.mark.parametrize(
@@ -202,22 +202,22 @@ def test_one_codebook_per_task_or_per_layer() -> None:
 def test_few_new_weights_are_stored_as_themselves() -> None:
     learn = learner(mlp(6, 10), bits=6, density=0.5, post_pruning=False)
     subnet = learn.learn(task())
-    assert [c.codes is None for c in subnet.own] == [True, True]  # 30 and 50 of 64 centres
+    assert [c.codes is None for c in subnet.own] == [True, True]  # 30 and 50 of 64 centroids
     free = learn.store.banks[0].values[subnet.mask]
     assert torch.equal(torch.cat([c.decode() for c in subnet.own]), free)
 
 
-@pytest.mark.parametrize("private", ["auto", 4, 8, 16, 32])
-def test_private_tensors_are_what_is_stored(private: int | str) -> None:
-    learn = learner(Residual(), private_bits=private)
+@pytest.mark.parametrize("task_params", ["auto", 4, 8, 16, 32])
+def test_private_tensors_are_what_is_stored(task_params: int | str) -> None:
+    learn = learner(Residual(), task_param_bits=task_params)
     subnet = learn.learn(task(shape=(1, 6, 6)))
     tensors = learn.store.tensors("a")
-    for name, coded in subnet.private.items():
+    for name, coded in subnet.task_params.items():
         assert torch.equal(tensors[name].flatten(), coded.decode())
-        if private == 4:
+        if task_params == 4:
             assert len(coded.values) <= 16 or coded.codes is None
-    if private == 16:
-        head = subnet.private["fc.weight"].decode()
+    if task_params == 16:
+        head = subnet.task_params["fc.weight"].decode()
         assert torch.equal(head, head.half().float())
 
 
@@ -258,7 +258,7 @@ def test_memory_of_either_kind_decides_the_same(memory: Any) -> None:
         inputs = task("a").train.inputs()
         assert all((inputs == row).all(1).any() for row in kept)
     else:
-        assert isinstance(kept, Statistics)
+        assert isinstance(kept, InputStatistics)
     assert learn.store.subnet("b").bank == 1
 
 
@@ -333,10 +333,10 @@ def test_unknown_tasks_get_the_nearest_name() -> None:
         ({"max_banks": 0}, "max_banks"),
         ({"memory": None}, "memory"),
         ({"memory_samples": 1}, "memory_samples"),
-        ({"scores": "hot"}, "'cold', 'warm'"),
-        ({"init": "random"}, "'seeded', 'given'"),
-        ({"private_bits": 3}, "private_bits"),
-        ({"distillation": -1.0}, "distillation"),
+        ({"score_init": "hot"}, "'random', 'previous_mask'"),
+        ({"init": "random"}, "'seeded', 'pretrained'"),
+        ({"task_param_bits": 3}, "task_param_bits"),
+        ({"layer_loss_weight": -1.0}, "layer_loss_weight"),
         ({"tolerance": -1.0}, "tolerance"),
         ({"threshold": -1.0}, "threshold"),
         ({"training": {"epoch": 3}}, "Did you mean 'training.epochs'"),
@@ -352,9 +352,9 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 def test_a_lesson_over_a_store_that_moved_on_is_refused() -> None:
     learn = learner(mlp())
     late, early = learn.begin(task("late")), learn.begin(task("early", seed=1))
-    for lesson in (early, late):
-        while not lesson.finished:
-            lesson.epoch()
+    for trainer in (early, late):
+        while not trainer.finished:
+            trainer.epoch()
     early.finish()
     before = snapshot(learn)
     with pytest.raises(TaskError, match="has changed"):
@@ -404,7 +404,7 @@ def test_permuted_digits_with_all_defaults(permuted: list[Task]) -> None:
     alone = []
     for made, probe in zip(permuted, probes, strict=True):
         single = digit_learner(
-            density=1.0, bits=32, private_bits=32, post_pruning=False, **VARIANTS["tsn-wr"]
+            density=1.0, bits=32, task_param_bits=32, post_pruning=False, **VARIANTS["tsn-wr"]
         )
         single.learn(made)
         alone.append(measure_row(single, [probe], 0)[0])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tinysubnets.experiments import recipe
 from tinysubnets.experiments.run import Experiment, Plan
-from tinysubnets.experiments.run_dir import RunFolder
+from tinysubnets.experiments.run_dir import RunDir
 
 QUICK = ("training.epochs=2", "training.batch_size=128", "data.num_tasks=3", "pruning.iterations=5")
 
@@ -14,7 +14,7 @@ QUICK = ("training.epochs=2", "training.batch_size=128", "data.num_tasks=3", "pr
 def make_run(folder: Path, method: str = "tsn", seed: int = 0, *settings: str) -> Path:
     """Run permuted digits to the end in a folder, in a second or two."""
     chosen = recipe.load("permuted-digits", method=method, assignments=(*QUICK, *settings))
-    with RunFolder(folder) as held:
+    with RunDir(folder) as held:
         for _ in Experiment.begin(Plan(chosen, seed=seed, device="cpu", threads=1), held).steps():
             pass
     return folder

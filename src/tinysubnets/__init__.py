@@ -8,112 +8,67 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.version import __version__
+from tinysubnets.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from tinysubnets.errors import (
-        ArchitectureError,
-        ArtifactError,
-        CapacityError,
-        CapacityWarning,
-        ConflictError,
-        DamageError,
-        DataError,
-        FormatError,
-        MismatchError,
-        RunError,
-        SettingError,
-        TaskError,
-        TinySubNetsError,
-    )
-    from tinysubnets.experiments.recipe import Plan, Recipe
-    from tinysubnets.experiments.run import Experiment
-    from tinysubnets.experiments.run_dir import RunFolder
-    from tinysubnets.method.learner import Lesson, TaskReport, TinySubNets
-    from tinysubnets.method.pruning import PruningSettings
-    from tinysubnets.method.settings import TSNSettings
-    from tinysubnets.model.bank import Bank
-    from tinysubnets.model.size import Ledger
-    from tinysubnets.model.store import SubnetStore
-    from tinysubnets.model.subnet import Subnet
-    from tinysubnets.nn.architecture import Architecture
-    from tinysubnets.tasks.augment import Augmentation
-    from tinysubnets.tasks.normalization import Normalisation
-    from tinysubnets.tasks.task import Task
-    from tinysubnets.training.loop import EpochReport
-    from tinysubnets.training.settings import TrainingSettings
+if TYPE_CHECKING:  # what a type checker sees; tests compare it with the table below
+    from tinysubnets.errors import ArchitectureError as ArchitectureError
+    from tinysubnets.errors import ArtifactError as ArtifactError
+    from tinysubnets.errors import CapacityError as CapacityError
+    from tinysubnets.errors import CapacityWarning as CapacityWarning
+    from tinysubnets.errors import ConflictError as ConflictError
+    from tinysubnets.errors import DamageError as DamageError
+    from tinysubnets.errors import DataError as DataError
+    from tinysubnets.errors import FormatError as FormatError
+    from tinysubnets.errors import MismatchError as MismatchError
+    from tinysubnets.errors import RunError as RunError
+    from tinysubnets.errors import SettingError as SettingError
+    from tinysubnets.errors import TaskError as TaskError
+    from tinysubnets.errors import TinySubNetsError as TinySubNetsError
+    from tinysubnets.experiments.recipe import Plan as Plan
+    from tinysubnets.experiments.recipe import Recipe as Recipe
+    from tinysubnets.experiments.run import Experiment as Experiment
+    from tinysubnets.experiments.run_dir import RunDir as RunDir
+    from tinysubnets.method.learner import TaskReport as TaskReport
+    from tinysubnets.method.learner import TaskTrainer as TaskTrainer
+    from tinysubnets.method.learner import TinySubNets as TinySubNets
+    from tinysubnets.method.pruning import PruningSettings as PruningSettings
+    from tinysubnets.method.settings import TSNSettings as TSNSettings
+    from tinysubnets.model.bank import Bank as Bank
+    from tinysubnets.model.size import Ledger as Ledger
+    from tinysubnets.model.store import SubnetStore as SubnetStore
+    from tinysubnets.model.subnet import Subnet as Subnet
+    from tinysubnets.nn.architecture import Architecture as Architecture
+    from tinysubnets.tasks.augment import Augmentation as Augmentation
+    from tinysubnets.tasks.normalization import Normalization as Normalization
+    from tinysubnets.tasks.task import Task as Task
+    from tinysubnets.training.loop import EpochReport as EpochReport
+    from tinysubnets.training.settings import TrainingSettings as TrainingSettings
 
 # module -> the public names that live there
 _PUBLIC = {
-    "nn.architecture": ("Architecture",),
-    "tasks.augment": ("Augmentation",),
-    "model.bank": ("Bank",),
-    "model.size": ("Ledger",),
-    "errors": (
-        "ArchitectureError",
-        "ArtifactError",
-        "CapacityError",
-        "CapacityWarning",
-        "ConflictError",
-        "DamageError",
-        "DataError",
-        "FormatError",
-        "MismatchError",
-        "RunError",
-        "SettingError",
-        "TaskError",
-        "TinySubNetsError",
-    ),
-    "experiments.run": ("Experiment",),
-    "method.settings": ("TSNSettings",),
-    "method.learner": ("Lesson", "TaskReport", "TinySubNets"),
-    "tasks.normalization": ("Normalisation",),
-    "method.pruning": ("PruningSettings",),
-    "experiments.recipe": ("Plan", "Recipe"),
-    "experiments.run_dir": ("RunFolder",),
-    "model.store": ("SubnetStore",),
-    "model.subnet": ("Subnet",),
-    "tasks.task": ("Task",),
-    "training.loop": ("EpochReport",),
-    "training.settings": ("TrainingSettings",),
-}
-_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-
-__all__ = [
-    "Architecture",
-    "ArchitectureError",
-    "ArtifactError",
-    "Augmentation",
-    "Bank",
-    "CapacityError",
-    "CapacityWarning",
-    "ConflictError",
-    "DamageError",
-    "DataError",
-    "EpochReport",
-    "Experiment",
-    "FormatError",
-    "Ledger",
-    "Lesson",
-    "MismatchError",
-    "Normalisation",
-    "Plan",
-    "PruningSettings",
-    "Recipe",
-    "RunError",
-    "RunFolder",
-    "SettingError",
-    "Subnet",
-    "SubnetStore",
-    "TSNSettings",
-    "Task",
-    "TaskError",
-    "TaskReport",
-    "TinySubNets",
+    "errors": "ArchitectureError ArtifactError CapacityError CapacityWarning ConflictError "
+    "DamageError DataError FormatError MismatchError RunError SettingError TaskError "
     "TinySubNetsError",
-    "TrainingSettings",
-    "__version__",
-]
+    "experiments.recipe": "Plan Recipe",
+    "experiments.run": "Experiment",
+    "experiments.run_dir": "RunDir",
+    "method.learner": "TaskReport TaskTrainer TinySubNets",
+    "method.pruning": "PruningSettings",
+    "method.settings": "TSNSettings",
+    "model.bank": "Bank",
+    "model.size": "Ledger",
+    "model.store": "SubnetStore",
+    "model.subnet": "Subnet",
+    "nn.architecture": "Architecture",
+    "tasks.augment": "Augmentation",
+    "tasks.normalization": "Normalization",
+    "tasks.task": "Task",
+    "training.loop": "EpochReport",
+    "training.settings": "TrainingSettings",
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+
+__all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
@@ -125,4 +80,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

@@ -17,6 +17,72 @@ from tinysubnets.errors import SettingError, unknown
 
 T = TypeVar("T")
 
+# Settings of version 0.1 with another name today. Model files and run folders of that version are
+# read through these tables; in recipes and assignments an old name is an error that tells the new.
+_DENSE = (
+    "naive", "cumulative", "independent", "replay", "gdumb", "gem", "a-gem", "ewc", "si", "lwf",
+    "cwr-star",
+)  # fmt: skip
+_ALL = (*_DENSE, "wsn", "packnet", "ada-qpacknet")
+RENAMED: dict[str, str] = {
+    "tsn.balance": "tsn.density_exponent",
+    "tsn.scores": "tsn.score_init",
+    "tsn.warm_from": "tsn.previous_mask_of",
+    "tsn.distillation": "tsn.layer_loss_weight",
+    "tsn.private_bits": "tsn.task_param_bits",
+    "tsn.private_tolerance": "tsn.task_param_tolerance",
+    "training.learning_rate": "training.lr",
+    "training.final_rate": "training.min_lr",
+    "training.score_rate": "training.score_lr",
+    "training.score_epsilon": "training.score_eps",
+    "training.refreshes": "training.codebook_updates_per_epoch",
+    "ewc.strength": "ewc.penalty_weight",
+    "si.strength": "si.penalty_weight",
+    "lwf.strength": "lwf.distillation_weight",
+    "replay.memory": "replay.buffer_size",
+    "gdumb.memory": "gdumb.buffer_size",
+    "gem.memory_per_task": "gem.buffer_per_task",
+    "a-gem.memory_per_task": "a-gem.buffer_per_task",
+    **{f"{method}.setting": f"{method}.scenario_type" for method in _ALL},
+}
+# By today's name: old values with their new ones.
+RENAMED_VALUES: dict[str, dict[str, str]] = {
+    "tsn.score_init": {"cold": "random", "warm": "previous_mask"},
+    **{f"{method}.init": {"given": "pretrained"} for method in ("tsn", *_ALL)},
+    **{
+        f"{method}.scenario_type": {t: f"{t}-IL" for t in ("task", "class", "domain")}
+        for method in _ALL
+    },
+}
+
+
+def modernized(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of settings as an older version wrote them, with today's names and values."""
+    out: dict[str, Any] = {}
+    for table, settings in values.items():
+        if not isinstance(settings, Mapping):
+            out[table] = settings
+            continue
+        fresh = {}
+        for key, value in settings.items():
+            name = RENAMED.get(f"{table}.{key}", f"{table}.{key}")
+            if isinstance(value, str):
+                value = RENAMED_VALUES.get(name, {}).get(value, value)
+            fresh[name.rpartition(".")[2]] = value
+        out[table] = fresh
+    return out
+
+
+def _new_name(path: str, fields: Iterable[str]) -> str | None:
+    """Today's name of a setting that was renamed, given with or without its table."""
+    known, (table, _, key) = set(fields), path.rpartition(".")
+    for old, new in RENAMED.items():
+        old_table, _, old_key = old.rpartition(".")
+        new_key = new.rpartition(".")[2]
+        if old_key == key and table in ("", old_table) and new_key in known:
+            return new_key if not table else new
+    return None
+
 
 def build(cls: type[T], values: Mapping[str, Any] | T | None = None, where: str = "") -> T:
     """A settings dataclass made from a dictionary; nested classes from nested dictionaries."""
@@ -34,6 +100,8 @@ def build(cls: type[T], values: Mapping[str, Any] | T | None = None, where: str 
     for key, value in values.items():
         path = f"{where}.{key}" if where else key
         if key not in fields:
+            if (renamed := _new_name(path, fields)) is not None:
+                raise SettingError(f"the setting {path!r} is called {renamed!r} now.")
             raise SettingError(
                 unknown("setting", path, [f"{where}.{n}" if where else n for n in fields])
             )
@@ -51,6 +119,9 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
     if origin is typing.Literal:
         if any(value == a and type(value) is type(a) for a in args):
             return value
+        renamed = RENAMED_VALUES.get(path, {}).get(value) if isinstance(value, str) else None
+        if renamed in args:
+            raise SettingError(f"{path} = {value!r} is called {renamed!r} now.")
         allowed = ", ".join(repr(a) for a in args)
         raise SettingError(f"{path} = {value!r} is not allowed; choose one of {allowed}.")
     if origin in (typing.Union, types.UnionType):
@@ -68,7 +139,7 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if hint is int and isinstance(value, bool):
-        raise SettingError(f"{path} = {value!r} is not allowed; expected a whole number.")
+        raise SettingError(f"{path} = {value!r} is not allowed; expected an integer.")
     if isinstance(hint, type) and isinstance(value, hint):
         return value
     if value == "none" and hint is type(None):  # TOML has no null
@@ -83,10 +154,10 @@ def _describe(hint: Any) -> str:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join(_describe(a) for a in typing.get_args(hint))
     names = {
-        int: "a whole number",
+        int: "an integer",
         float: "a number",
         bool: "true or false",
-        str: "a text",
+        str: "a string",
         type(None): '"none"',
     }
     return names.get(hint, getattr(hint, "__name__", str(hint)))

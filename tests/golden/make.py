@@ -4,7 +4,7 @@
 
 Every kind of section is in them: packed and Huffman-coded codes, values in float16 and float32, one
 codebook per layer and per task, masks against nothing, owned sets, scores and earlier masks, block
-masks, statistics, histograms, samples, long normalisations, constant buffers.
+masks, statistics, histograms, samples, long normalizations, constant buffers.
 """
 
 from __future__ import annotations

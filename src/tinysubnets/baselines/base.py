@@ -24,41 +24,47 @@ from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
-from tinysubnets.nn.init import Origin, initial_private, initial_values
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.nn.init import InitKey, initial_task_params, initial_values
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label, Split, Task
-from tinysubnets.training.evaluate import CALIBRATION_SAMPLES, calibrated, count
+from tinysubnets.training.evaluate import BATCHNORM_SAMPLES, count, recalibrate_batchnorm
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
 from tinysubnets.version import __version__
 
-Setting = Literal["task", "class", "domain"]
-ALL: tuple[Setting, ...] = ("task", "class", "domain")
+ScenarioType = Literal["task-IL", "class-IL", "domain-IL"]
+ALL: tuple[ScenarioType, ...] = ("task-IL", "class-IL", "domain-IL")
 
 
 @dataclass(frozen=True)
 class DenseSettings:
     """What all dense methods have in common.
 
-    `setting` is "task" (the task is known: an output row per class, compared within the task),
-    "class" (unknown: compared with all classes seen) or "domain" (the same classes in every task).
+    `scenario_type` is "task-IL" (the task is known: an output row per class, compared within the
+    task), "class-IL" (unknown: compared with all classes seen) or "domain-IL" (the same classes in
+    every task).
     """
 
-    setting: Setting = "task"
-    init: Literal["seeded", "given"] = "seeded"
+    scenario_type: ScenarioType = "task-IL"
+    init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
     seed: int = 0
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What is known of a learned task: its classes, its normalisation and its output columns."""
+class LearnedTask:
+    """What is known of a learned task: its classes, its normalization and its output columns."""
 
     name: str
     classes: tuple[Label, ...]
-    normalisation: Normalisation
+    normalization: Normalization
     columns: tuple[int, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, in the words of the file format."""
+        out = dataclasses.asdict(self)
+        return {"normalisation" if k == "normalization" else k: v for k, v in out.items()}
 
 
 def check_task(task: Task, learned: Mapping[str, Any]) -> None:
@@ -71,11 +77,13 @@ def check_task(task: Task, learned: Mapping[str, Any]) -> None:
         )
 
 
-def check_setting(name: str, setting: Setting, allowed: tuple[Setting, ...]) -> None:
+def check_scenario_type(
+    name: str, scenario_type: ScenarioType, allowed: tuple[ScenarioType, ...]
+) -> None:
     """Refuse a setting that the method's own paper does not define."""
-    if setting not in allowed:
+    if scenario_type not in allowed:
         raise SettingError(
-            f"setting = {setting!r} is not defined for {name}; its paper defines "
+            f"scenario_type = {scenario_type!r} is not defined for {name}; its paper defines "
             f"{', '.join(repr(a) for a in allowed)}."
         )
 
@@ -102,15 +110,15 @@ class DenseTraining(Training):
 
     def measure(self) -> Tensor:
         """Right answers and sum of losses, with statistics of the network as it stands."""
-        tensors = self.settled(self.network.measured_tensors(), CALIBRATION_SAMPLES)
+        tensors = self.settled(self.network.eval_tensors(), BATCHNORM_SAMPLES)
         answer = self.network.outputs.restrict
         return count(self.network.architecture, tensors, self.valid, answer=answer)
 
     def settled(self, tensors: Mapping[str, Tensor], limit: int | None = None) -> dict[str, Tensor]:
-        """The tensors with the normalisation statistics of what this training shows the network."""
+        """The tensors with the normalization statistics of what this training shows the network."""
         if self.network.mode != "train":
             return dict(tensors)
-        return calibrated(self.network.architecture, tensors, self, limit)  # type: ignore[arg-type]
+        return recalibrate_batchnorm(self.network.architecture, tensors, self, limit)  # type: ignore[arg-type]
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches in the same mixture as in training, in a fixed order."""
@@ -171,7 +179,7 @@ def _replace(path: Path, data: bytes) -> None:
 # One task being learned by a dense network, one epoch at a time.
 
 
-class DenseLesson:
+class DenseTrainer:
     """One task being learned by a dense network, one epoch at a time."""
 
     def __init__(self, learner: DenseLearner, task: Task) -> None:
@@ -181,7 +189,7 @@ class DenseLesson:
         self.module = learner._module(task, self.outputs)
         raw = task.train.inputs(torch.arange(min(2, len(task.train))))
         learner.architecture.check(
-            self.module.measured_tensors(), learner.normalisation(task)(raw), self.outputs.num
+            self.module.eval_tensors(), learner.normalization(task)(raw), self.outputs.num
         )
         labelled = learner.relabelled(task, self.columns[0])
         self.training: DenseTraining = learner._training(self.module, labelled)
@@ -198,13 +206,13 @@ class DenseLesson:
     def finish(self) -> TaskReport:
         """Take the best epoch and let the learner keep it."""
         self.training.restore_best_()
-        tensors = self.training.settled(self.module.measured_tensors())
+        tensors = self.training.settled(self.module.eval_tensors())
         constants = self.learner.architecture.constants
         plain = {n: t.cpu().clone() for n, t in tensors.items() if n not in constants}
         learner, task = self.learner, self.task
-        learner.tensors = learner._keep_(self, plain)
-        learner.learned[task.name] = Learned(
-            task.name, task.classes, task.normalisation, self.columns
+        learner.tensors = learner.after_task(self, plain)
+        learner.learned[task.name] = LearnedTask(
+            task.name, task.classes, task.normalization, self.columns
         )
         report = dense_report(task.name, self.training)
         learner.reports[task.name] = report
@@ -244,10 +252,10 @@ def dense_report(name: str, training: DenseTraining) -> TaskReport:
 
 
 class DenseLearner(ABC):
-    """A learner with one dense network; `kept` is what a method stores for later learning."""
+    """A learner with one dense network; `extra_state` is what a method stores beside it."""
 
     name: ClassVar[str]
-    allowed: ClassVar[tuple[Setting, ...]] = ALL
+    allowed: ClassVar[tuple[ScenarioType, ...]] = ALL
     settings_class: ClassVar[type[DenseSettings]] = DenseSettings
     trains_old_heads: ClassVar[bool] = False
 
@@ -261,19 +269,19 @@ class DenseLearner(ABC):
         **settings: Any,
     ) -> None:
         self.settings: Any = config.build(self.settings_class, settings)
-        check_setting(self.name, self.settings.setting, self.allowed)
+        check_scenario_type(self.name, self.settings.scenario_type, self.allowed)
         self.training = config.build(TrainingSettings, training, "training")
         self.device, self.architecture = pick_device(device), architecture
-        self.learned: dict[str, Learned] = {}
+        self.learned: dict[str, LearnedTask] = {}
         self.tensors: dict[str, Tensor] = {}
-        self.kept: dict[str, Tensor] = {}
+        self.extra_state: dict[str, Tensor] = {}
         self.reports: dict[str, TaskReport] = {}
         self.file_bytes: int | None = None
 
     @property
-    def setting(self) -> str:
+    def scenario_type(self) -> str:
         """The setting in words, as results carry it."""
-        return f"{self.settings.setting}-incremental"
+        return str(self.settings.scenario_type)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -284,7 +292,7 @@ class DenseLearner(ABC):
     def classes(self) -> tuple[tuple[str, Label], ...]:
         """The task and the label of every output column; with the same classes, the first task."""
         told = list(self.learned.values())
-        if self.settings.setting == "domain":
+        if self.settings.scenario_type == "domain-IL":
             told = told[:1]
         return tuple((t.name, label) for t in told for label in t.classes)
 
@@ -292,41 +300,41 @@ class DenseLearner(ABC):
         """The first output column of a learned task, and the one behind its last."""
         return self._known(task).columns
 
-    def begin(self, task: Task) -> DenseLesson:
+    def begin(self, task: Task) -> DenseTrainer:
         """Check a task and set up its training; nothing is learned yet."""
         check_task(task, self.learned)
         first = next(iter(self.learned.values()), None)
-        if self.settings.setting == "domain" and first and task.classes != first.classes:
+        if self.settings.scenario_type == "domain-IL" and first and task.classes != first.classes:
             raise TaskError(
                 f"task {task.name!r} has the classes {list(task.classes)[:10]}, the first task "
-                f"{list(first.classes)[:10]}; setting='domain' needs the same classes in all "
-                "tasks. Use setting='task' or 'class'."
+                f"{list(first.classes)[:10]}; scenario_type='domain-IL' needs the same classes in "
+                "all tasks. Use scenario_type='task-IL' or 'class-IL'."
             )
-        return DenseLesson(self, task)
+        return DenseTrainer(self, task)
 
     def learn(self, task: Task) -> TaskReport:
         """Learn a task to its end."""
-        lesson = self.begin(task)
-        while not lesson.finished:
-            lesson.epoch()
-        return lesson.finish()
+        trainer = self.begin(task)
+        while not trainer.finished:
+            trainer.epoch()
+        return trainer.finish()
 
     @torch.no_grad()
     def logits(self, task: str | None, inputs: Any) -> Tensor:
-        """The class scores for raw inputs of a task; None: of all classes, the task unknown."""
-        if task is None and self.settings.setting == "task":
+        """The logits for raw inputs of a task; None: of all classes, the task unknown."""
+        if task is None and self.settings.scenario_type == "task-IL":
             raise TaskError(
-                f"{self.name} with setting='task' needs to know the task of its inputs: give its "
-                "name, or learn with setting='class' or 'domain'."
+                f"{self.name} with scenario_type='task-IL' needs to know the task of its inputs: "
+                "give its name, or learn with scenario_type='class-IL' or 'domain-IL'."
             )
         raw = inputs if isinstance(inputs, Tensor) else torch.from_numpy(np.asarray(inputs))
         known = next(iter(self.learned.values())) if task is None else self._known(task)
         start, stop = (0, len(self.classes)) if task is None else known.columns
         network = self.network(known.name) | self.architecture.constants
         tensors = {n: t.to(self.device) for n, t in network.items()}
-        normalise = self.normalisation(known)
+        normalize = self.normalization(known)
         parts = [
-            self.architecture(tensors, normalise(part.to(self.device)))[:, start:stop].cpu()
+            self.architecture(tensors, normalize(part.to(self.device)))[:, start:stop].cpu()
             for part in raw.split(DEFAULT_BATCH)
         ]
         return torch.cat(parts) if parts else torch.empty(0, stop - start)
@@ -342,20 +350,20 @@ class DenseLearner(ABC):
         """The tensors that answer for a task, by the user's own names."""
         return self.tensors
 
-    def normalisation(self, task: Task | Learned) -> Normalisation:
-        """The task's own normalisation where the task is known, else the first task's for all."""
-        if self.settings.setting == "task" or not self.learned:
-            return task.normalisation
-        return next(iter(self.learned.values())).normalisation
+    def normalization(self, task: Task | LearnedTask) -> Normalization:
+        """The task's own normalization where the task is known, else the first task's for all."""
+        if self.settings.scenario_type == "task-IL" or not self.learned:
+            return task.normalization
+        return next(iter(self.learned.values())).normalization
 
     def ledger(self) -> Ledger:
         """What the model weighs, in bits: dense weights at 32 each, and what a method keeps."""
-        inside = f"{self.architecture.head}."
+        prefix = f"{self.architecture.head}."
         codes = 32 * self.architecture.num_shared
-        heads = sum(32 * t.numel() for n, t in self.tensors.items() if n.startswith(inside))
+        heads = sum(32 * t.numel() for n, t in self.tensors.items() if n.startswith(prefix))
         total = sum(32 * t.numel() for t in self.tensors.values())
-        memory = sum(8 * t.numel() * t.element_size() for t in self.kept.values())
-        common = Entry(codes=codes, heads=heads, private=total - codes - heads, memory=memory)
+        memory = sum(8 * t.numel() * t.element_size() for t in self.extra_state.values())
+        common = Entry(codes=codes, heads=heads, task_params=total - codes - heads, memory=memory)
         num = self.architecture.num_shared
         return Ledger(
             tasks={name: Entry() for name in self.learned},
@@ -371,31 +379,31 @@ class DenseLearner(ABC):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything learned so far: tensors by name, and plain data."""
         tensors = {n: t.clone() for n, t in self.tensors.items()}
-        tensors |= {f"learner/{n}": t.clone() for n, t in self.kept.items()}
+        tensors |= {f"learner/{n}": t.clone() for n, t in self.extra_state.items()}
         return tensors, {
             "method": self.name,
             "settings": config.to_dict(self.settings),
-            "tasks": [dataclasses.asdict(t) for t in self.learned.values()],
+            "tasks": [t.as_dict() for t in self.learned.values()],
             "reports": [dataclasses.asdict(r) for r in self.reports.values()],
         }
 
     def restore_(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Go on from a state of the same method on the same architecture."""
-        inside = "learner/"
-        self.tensors = {n: t.clone() for n, t in tensors.items() if not n.startswith(inside)}
-        self.kept = {
-            n[len(inside) :]: t.clone() for n, t in tensors.items() if n.startswith(inside)
+        prefix = "learner/"
+        self.tensors = {n: t.clone() for n, t in tensors.items() if not n.startswith(prefix)}
+        self.extra_state = {
+            n[len(prefix) :]: t.clone() for n, t in tensors.items() if n.startswith(prefix)
         }
         self.reports = {r["name"]: TaskReport(**r) for r in numbers.get("reports", ())}
         self.learned = {}
         for entry in numbers["tasks"]:
             scale = entry["normalisation"]
-            normalisation = Normalisation(
+            normalization = Normalization(
                 tuple(scale["mean"]), tuple(scale["std"]), scale["trailing"]
             )
             start, stop = entry["columns"]
-            self.learned[entry["name"]] = Learned(
-                entry["name"], tuple(entry["classes"]), normalisation, (start, stop)
+            self.learned[entry["name"]] = LearnedTask(
+                entry["name"], tuple(entry["classes"]), normalization, (start, stop)
             )
 
     def save(self, folder: Any) -> None:
@@ -406,21 +414,23 @@ class DenseLearner(ABC):
 
     def fresh(self, num_classes: int, number: int = 0) -> dict[str, Tensor]:
         """A whole network that has learned nothing, as task `number` would begin with."""
-        origin = Origin(self.settings.seed, 0, number, self.settings.scale)
-        given = None
-        if self.settings.init == "given":
-            given = {n: t.float().cpu() for n, t in self.architecture.given.items()}
-        private = initial_private(self.architecture, origin, num_classes, given)
-        if given is not None:
-            return private | {s.name: given[s.name].clone() for s in self.architecture.shared}
-        values = initial_values(self.architecture, origin, "free")
-        return private | self.architecture.split(values)
+        init_key = InitKey(self.settings.seed, 0, number, self.settings.scale)
+        pretrained = None
+        if self.settings.init == "pretrained":
+            pretrained = {n: t.float().cpu() for n, t in self.architecture.pretrained.items()}
+        task_params = initial_task_params(self.architecture, init_key, num_classes, pretrained)
+        if pretrained is not None:
+            return task_params | {
+                s.name: pretrained[s.name].clone() for s in self.architecture.shared
+            }
+        values = initial_values(self.architecture, init_key, "free")
+        return task_params | self.architecture.split(values)
 
     def start(self, task: Task) -> dict[str, Tensor]:
         """What training of a task begins with: the network so far with rows for new classes."""
         if not self.tensors:
             return self.fresh(task.num_classes)
-        if self.settings.setting == "domain":
+        if self.settings.scenario_type == "domain-IL":
             return dict(self.tensors)
         fresh = self.fresh(task.num_classes, len(self.learned))
         grown = {n: torch.cat([self.tensors[n], fresh[n]]) for n in self.architecture.output}
@@ -429,17 +439,17 @@ class DenseLearner(ABC):
     def outputs(self, task: Task) -> Outputs:
         """The output columns once this task is learned."""
         columns = [t.columns for t in self.learned.values()]
-        first = len(self.classes) if self.settings.setting != "domain" else 0
+        first = len(self.classes) if self.settings.scenario_type != "domain-IL" else 0
         columns.append((first, first + task.num_classes))
-        return Outputs(columns, by_task=self.settings.setting == "task")
+        return Outputs(columns, by_task=self.settings.scenario_type == "task-IL")
 
     def num_old(self, outputs: Outputs) -> int:
         """How many output columns earlier tasks have already; all where classes are the same."""
-        same = self.settings.setting == "domain" and bool(self.learned)
+        same = self.settings.scenario_type == "domain-IL" and bool(self.learned)
         return outputs.num if same else outputs.columns[-1][0]
 
     def relabelled(self, task: Task, first: int) -> Task:
-        """The task with output columns as labels and the normalisation that this learner uses."""
+        """The task with output columns as labels and the normalization that this learner uses."""
 
         def moved(split: Split) -> Split:
             return Split(split.source, split.labels + first, split.index)
@@ -451,13 +461,13 @@ class DenseLearner(ABC):
             task,
             train=moved(task.train),
             valid=moved(task.valid),
-            normalisation=self.normalisation(task),
+            normalization=self.normalization(task),
             class_weights=weights,
         )
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:
         """What is trained on a task; heads of earlier tasks rest where nothing of them is seen."""
-        train_old = self.trains_old_heads or self.settings.setting != "task"
+        train_old = self.trains_old_heads or self.settings.scenario_type != "task-IL"
         num_old = self.num_old(outputs)
         start = self.start(task)
         return DenseModule(self.architecture, start, outputs, num_old=num_old, train_old=train_old)
@@ -476,11 +486,11 @@ class DenseLearner(ABC):
             device=self.device,
         )
 
-    def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Update `kept` from a finished lesson; gives the network as it is to be used."""
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Update `extra_state` from a finished lesson; gives the network as it is to be used."""
         return tensors
 
-    def _known(self, task: str) -> Learned:
+    def _known(self, task: str) -> LearnedTask:
         if task not in self.learned:
             raise TaskError(unknown("task", str(task), self.learned))
         return self.learned[task]

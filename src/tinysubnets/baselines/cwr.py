@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tinysubnets.baselines.base import DenseLearner, DenseLesson
+from tinysubnets.baselines.base import DenseLearner, DenseTrainer
 from tinysubnets.nn.architecture import Mode
 from tinysubnets.nn.dense import DenseModule, Outputs
 from tinysubnets.tasks.task import Task
@@ -20,7 +20,7 @@ PAST = "past"
 
 
 def merged(stored: Tensor, trained: Tensor, past: Tensor, current: Tensor) -> Tensor:
-    """Output rows after a task: stored and centred new ones in the ratio √(past / current).
+    """Output rows after a task: stored and centered new ones in the ratio √(past / current).
 
     `past` and `current` count the samples per class; a class never seen before has past 0.
     """
@@ -47,12 +47,12 @@ class CWRStar(DenseLearner):
         mode: Mode = "eval" if self.learned else "train"
         return DenseModule(self.architecture, start, outputs, num_old=first, mode=mode)
 
-    def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        first, stop = lesson.columns
-        current = torch.bincount(lesson.task.train.labels, minlength=stop - first).float()
-        past = torch.zeros(lesson.outputs.num)
-        if PAST in self.kept:
-            past[: len(self.kept[PAST])] = self.kept[PAST]
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        first, stop = trainer.columns
+        current = torch.bincount(trainer.task.train.labels, minlength=stop - first).float()
+        past = torch.zeros(trainer.outputs.num)
+        if PAST in self.extra_state:
+            past[: len(self.extra_state[PAST])] = self.extra_state[PAST]
         out = dict(tensors)
         for name in self.architecture.output:
             rows = torch.zeros_like(tensors[name])
@@ -62,5 +62,5 @@ class CWRStar(DenseLearner):
             rows[first:stop] = merged(rows[first:stop], trained, past[first:stop], current)
             out[name] = rows
         past[first:stop] += current
-        self.kept[PAST] = past
+        self.extra_state[PAST] = past
         return out

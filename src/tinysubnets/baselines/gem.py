@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinysubnets.baselines.base import DenseSettings, Setting
-from tinysubnets.baselines.replay import RehearsalLearner, RehearsalTraining, check_memory
+from tinysubnets.baselines.base import DenseSettings, ScenarioType
+from tinysubnets.baselines.replay import RehearsalLearner, RehearsalTraining, check_buffer
 from tinysubnets.errors import SettingError
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.tasks.task import Task
@@ -33,7 +33,7 @@ def averaged_projection(gradient: Tensor, reference: Tensor) -> Tensor:
 def projection(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
     """GEM's update: the nearest vector to the gradient that goes against no reference [T, P].
 
-    Solved in the dual, v ≥ margin for T numbers v; a margin above 0 favours old tasks.
+    Solved in the dual, v ≥ margin for T numbers v; a margin above 0 favors old tasks.
     """
     along = references @ gradient
     if not bool((along < 0).any()):
@@ -45,7 +45,7 @@ def projection(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Ten
 
 
 def nonnegative_minimum(gram: np.ndarray, linear: np.ndarray) -> np.ndarray:
-    """The v ≥ 0 that minimises ½ v'Gv + q'v, G positive semidefinite, by an active-set method.
+    """The v ≥ 0 that minimizes ½ v'Gv + q'v, G positive semidefinite, by an active-set method.
 
     Lawson and Hanson's algorithm on the normal equations: exact up to rounding.
     """
@@ -61,8 +61,8 @@ def nonnegative_minimum(gram: np.ndarray, linear: np.ndarray) -> np.ndarray:
         free[int(slope.argmax())] = True
         while True:
             trial = np.zeros(size)
-            inside = np.ix_(free, free)
-            trial[free] = np.linalg.solve(gram[inside] + ridge[inside], -linear[free])
+            prefix = np.ix_(free, free)
+            trial[free] = np.linalg.solve(gram[prefix] + ridge[prefix], -linear[free])
             below = free & (trial <= 0)
             if not below.any():
                 break
@@ -78,23 +78,23 @@ def nonnegative_minimum(gram: np.ndarray, linear: np.ndarray) -> np.ndarray:
 class AGEMSettings(DenseSettings):
     """A-GEM's settings: samples kept per task, and drawn for the reference gradient."""
 
-    memory_per_task: int = 250
+    buffer_per_task: int = 250
     reference_batch: int = 256
 
     def __post_init__(self) -> None:
-        check_memory("memory_per_task", self.memory_per_task)
-        check_memory("reference_batch", self.reference_batch)
+        check_buffer("buffer_per_task", self.buffer_per_task)
+        check_buffer("reference_batch", self.reference_batch)
 
 
 @dataclass(frozen=True)
 class GEMSettings(DenseSettings):
     """GEM's settings: samples kept per task, and the margin γ ("memory strength")."""
 
-    memory_per_task: int = 256
+    buffer_per_task: int = 256
     margin: float = 0.5
 
     def __post_init__(self) -> None:
-        check_memory("memory_per_task", self.memory_per_task)
+        check_buffer("buffer_per_task", self.buffer_per_task)
         if self.margin < 0:
             raise SettingError(f"margin = {self.margin!r} is not allowed; give at least 0.")
 
@@ -165,12 +165,12 @@ class AGEM(RehearsalLearner):
     """A learner whose steps never raise the average loss on its memory, to first order."""
 
     name: ClassVar[str] = "a-gem"
-    allowed: ClassVar[tuple[Setting, ...]] = ("task", "domain")
+    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = AGEMSettings
     training_class: ClassVar[type[RehearsalTraining]] = AGEMTraining
 
     def _capacity(self, num_tasks: int) -> int:
-        return self.settings.memory_per_task * num_tasks
+        return self.settings.buffer_per_task * num_tasks
 
     def _training(self, module: DenseModule, task: Task) -> RehearsalTraining:
         training = super()._training(module, task)
@@ -183,19 +183,19 @@ class GEM(RehearsalLearner):
     """A learner whose steps never raise the loss on any earlier task's memory, to first order."""
 
     name: ClassVar[str] = "gem"
-    allowed: ClassVar[tuple[Setting, ...]] = ("task", "domain")
+    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = GEMSettings
     training_class: ClassVar[type[RehearsalTraining]] = GEMTraining
 
     def _capacity(self, num_tasks: int) -> int:
-        return self.settings.memory_per_task * num_tasks
+        return self.settings.buffer_per_task * num_tasks
 
     def _training(self, module: DenseModule, task: Task) -> RehearsalTraining:
         training = super()._training(module, task)
         assert isinstance(training, GEMTraining)
         training.margin = self.settings.margin
-        if self.memory is not None:
-            numbers = self.memory.tasks.to(self.device)
+        if self.buffer is not None:
+            numbers = self.buffer.tasks.to(self.device)
             training.parts = tuple(
                 (numbers == i).nonzero().flatten() for i in range(len(self.learned))
             )

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinysubnets.baselines.base import DenseLearner, DenseLesson, DenseTraining, Setting
+from tinysubnets.baselines.base import DenseLearner, DenseTrainer, DenseTraining, ScenarioType
 from tinysubnets.errors import TaskError
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.nn.dense import DenseModule, Outputs
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task
 
 # --------------------------------------------------------------------------------------------------
@@ -32,9 +32,9 @@ class Naive(DenseLearner):
 
 
 class JoinedInputs:
-    """The inputs of several splits one behind the other, each normalised its own way if told so."""
+    """The inputs of several splits one behind the other, each normalized its own way if told so."""
 
-    def __init__(self, splits: Sequence[Split], rules: Sequence[Normalisation] | None) -> None:
+    def __init__(self, splits: Sequence[Split], rules: Sequence[Normalization] | None) -> None:
         self.splits, self.rules = tuple(splits), rules
         self.ends = np.cumsum([len(s) for s in splits])
 
@@ -60,7 +60,7 @@ class JoinedInputs:
 
 def joined(name: str, tasks: Sequence[Task]) -> Task:
     """One task of the data of several whose labels are output columns of one network."""
-    rules = [t.normalisation for t in tasks]
+    rules = [t.normalization for t in tasks]
     same = all(r == rules[0] for r in rules)
 
     def join(splits: list[Split]) -> Split:
@@ -73,7 +73,7 @@ def joined(name: str, tasks: Sequence[Task]) -> Task:
         train=join([t.train for t in tasks]),
         valid=join([t.valid for t in tasks]),
         test=None,
-        normalisation=rules[0] if same else Normalisation(),
+        normalization=rules[0] if same else Normalization(),
     )
 
 
@@ -117,8 +117,8 @@ class Cumulative(DenseLearner):
                 weights[start:stop] = task.class_weights[start:stop]
         return tuple(weights)
 
-    def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        self.seen[lesson.task.name] = self.relabelled(lesson.task, lesson.columns[0])
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.seen[trainer.task.name] = self.relabelled(trainer.task, trainer.columns[0])
         return tensors
 
 
@@ -130,7 +130,7 @@ class Independent(DenseLearner):
     """A learner that trains a network of its own for every task."""
 
     name: ClassVar[str] = "independent"
-    allowed: ClassVar[tuple[Setting, ...]] = ("task",)
+    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL",)
 
     def outputs(self, task: Task) -> Outputs:
         """The columns of the task's own network."""
@@ -138,8 +138,8 @@ class Independent(DenseLearner):
 
     def network(self, task: str) -> dict[str, Tensor]:
         """The task's own network."""
-        inside = f"{task}/"
-        return {n[len(inside) :]: t for n, t in self.tensors.items() if n.startswith(inside)}
+        prefix = f"{task}/"
+        return {n[len(prefix) :]: t for n, t in self.tensors.items() if n.startswith(prefix)}
 
     def ledger(self) -> Ledger:
         """What the networks weigh, in bits, task by task."""
@@ -149,7 +149,7 @@ class Independent(DenseLearner):
             network = self.network(name)
             total = sum(32 * t.numel() for t in network.values())
             heads = sum(32 * t.numel() for n, t in network.items() if n.startswith(head))
-            entries[name] = Entry(codes=32 * num, heads=heads, private=total - heads - 32 * num)
+            entries[name] = Entry(codes=32 * num, heads=heads, task_params=total - heads - 32 * num)
         return Ledger(
             tasks=entries,
             common=Entry(),
@@ -165,6 +165,6 @@ class Independent(DenseLearner):
         start = self.fresh(task.num_classes, len(self.learned))
         return DenseModule(self.architecture, start, outputs)
 
-    def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        own = {f"{lesson.task.name}/{n}": t for n, t in tensors.items()}
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = {f"{trainer.task.name}/{n}": t for n, t in tensors.items()}
         return self.tensors | own

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.baselines.base import DenseLearner, DenseSettings, Setting
+from tinysubnets.baselines.base import DenseLearner, DenseSettings, ScenarioType
 from tinysubnets.errors import SettingError
 from tinysubnets.nn.dense import DenseModule, Outputs
 from tinysubnets.tasks.task import Task
@@ -22,14 +22,14 @@ from tinysubnets.tasks.task import Task
 class LwFSettings(DenseSettings):
     """LwF's settings: the weight λ of distillation and its temperature."""
 
-    strength: float = 1.0
+    distillation_weight: float = 1.0
     temperature: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.strength < 0 or self.temperature <= 0:
+        if self.distillation_weight < 0 or self.temperature <= 0:
             raise SettingError(
-                f"strength = {self.strength!r} and temperature = {self.temperature!r} are not "
-                "allowed; give at least 0 and more than 0."
+                f"distillation_weight = {self.distillation_weight!r} and temperature = "
+                f"{self.temperature!r} are not allowed; give at least 0 and more than 0."
             )
 
 
@@ -51,7 +51,7 @@ def distillation(
 class LwFModule(DenseModule):
     """A dense network beside a copy of what it was before this task."""
 
-    strength, temperature = 1.0, 2.0
+    distillation_weight, temperature = 1.0, 2.0
     past_columns: tuple[tuple[int, int], ...] = ()
 
     def remember_(self, before: Mapping[str, Tensor], columns: Sequence[tuple[int, int]]) -> None:
@@ -71,7 +71,9 @@ class LwFModule(DenseModule):
             return loss
         with torch.no_grad():
             old = self.architecture(self.past_tensors(), inputs)
-        return loss + self.strength * distillation(scores, old, self.past_columns, self.temperature)
+        return loss + self.distillation_weight * distillation(
+            scores, old, self.past_columns, self.temperature
+        )
 
     def past_tensors(self) -> dict[str, Tensor]:
         """The network as it was before this task."""
@@ -83,15 +85,15 @@ class LwF(DenseLearner):
     """A learner that needs no old data: the network before the task is its teacher."""
 
     name: ClassVar[str] = "lwf"
-    allowed: ClassVar[tuple[Setting, ...]] = ("task", "domain")
+    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = LwFSettings
     trains_old_heads: ClassVar[bool] = True
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:
-        is_domain = self.settings.setting == "domain"
+        is_domain = self.settings.scenario_type == "domain-IL"
         num_old = self.num_old(outputs)
         module = LwFModule(self.architecture, self.start(task), outputs, num_old=num_old)
-        module.strength = self.settings.strength
+        module.distillation_weight = self.settings.distillation_weight
         module.temperature = self.settings.temperature
         if self.learned:
             columns = outputs.columns[:1] if is_domain else outputs.columns[:-1]

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets import config
-from tinysubnets.baselines.base import check_setting
+from tinysubnets.baselines.base import check_scenario_type
 from tinysubnets.coding.seven_task_huffman import seven_tasks_size
 from tinysubnets.errors import SettingError
 from tinysubnets.method.compress import Compressor
-from tinysubnets.method.learner import Lesson, TinySubNets
+from tinysubnets.method.learner import TaskTrainer, TinySubNets
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import Coded, Subnet
+from tinysubnets.model.subnet import CodebookTensor, Subnet
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import Start
+from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.masked import Compression, TaskModule
 from tinysubnets.nn.topk import top_k_segments
@@ -36,7 +36,12 @@ class FixedMaskModule(TaskModule):
     fixed: Tensor
 
     def __init__(
-        self, architecture: Architecture, layout: Layout, bank: Bank, start: Start, mask: Tensor
+        self,
+        architecture: Architecture,
+        layout: Layout,
+        bank: Bank,
+        start: InitialState,
+        mask: Tensor,
     ) -> None:
         keep = tuple(j - i for i, j in layout.block_segments)
         compression = Compression(keep, bits=32)
@@ -54,7 +59,7 @@ class FixedMaskModule(TaskModule):
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that training moves: there are no scores."""
-        return {"free": [self.free], "private": list(self.private)}
+        return {"free": [self.free], "task_params": list(self.task_params)}
 
     @torch.no_grad()
     def largest(self, keep: tuple[int, ...]) -> Tensor:
@@ -64,7 +69,7 @@ class FixedMaskModule(TaskModule):
         return top_k_segments(magnitude, bounds, None, ~self.owned)[0]
 
 
-class MagnitudeLesson(Lesson, ABC):
+class MagnitudeTrainer(TaskTrainer, ABC):
     """One task learned in two phases of the same budget of epochs: before and after pruning.
 
     `share` of the epochs follow the pruning, at `factor` times the learning rate.
@@ -130,7 +135,7 @@ class MagnitudeLesson(Lesson, ABC):
 
     def _module(self, bank: Bank) -> FixedMaskModule:
         learner = self.learner
-        start, mask = self._start(), self.first_mask(bank)
+        start, mask = self._initial_state(), self.first_mask(bank)
         return FixedMaskModule(learner.architecture, learner.store.layout, bank, start, mask)
 
     def _train(self, settings: TrainingSettings) -> Training:
@@ -139,8 +144,8 @@ class MagnitudeLesson(Lesson, ABC):
             settings = dataclasses.replace(
                 settings,
                 epochs=max(self.late_epochs, 1),
-                learning_rate=settings.learning_rate * self.factor,
-                final_rate=min(settings.final_rate, settings.learning_rate * self.factor),
+                lr=settings.lr * self.factor,
+                min_lr=min(settings.min_lr, settings.lr * self.factor),
             )
         else:
             settings = dataclasses.replace(settings, epochs=early)
@@ -159,13 +164,13 @@ class WSNSettings:
     """What WSN does with each task: `density` is the share of weights its mask keeps."""
 
     density: float = 0.5
-    init: Literal["seeded", "given"] = "seeded"
+    init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
-    setting: Literal["task", "class", "domain"] = "task"
+    scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_setting("wsn", self.setting, ("task",))
+        check_scenario_type("wsn", self.scenario_type, ("task-IL",))
 
 
 class WSN(TinySubNets):
@@ -182,7 +187,7 @@ class WSN(TinySubNets):
         **settings: Any,
     ) -> None:
         own = asdict(config.build(WSNSettings, settings))
-        del own["setting"]
+        del own["scenario_type"]
         super().__init__(
             architecture,
             training=training,
@@ -192,7 +197,7 @@ class WSN(TinySubNets):
             max_banks=1,
             memory=None,
             post_pruning=False,
-            private_bits=32,
+            task_param_bits=32,
             **own,
         )
 
@@ -231,14 +236,14 @@ class PackNetSettings:
     retrain: float = 0.25
     retrain_factor: float = 0.1
     block: int = 1
-    init: Literal["seeded", "given"] = "seeded"
+    init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
-    setting: Literal["task", "class", "domain"] = "task"
+    scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_shares(self.density, self.retrain, self.retrain_factor)
-        check_setting("packnet", self.setting, ("task",))
+        check_scenario_type("packnet", self.scenario_type, ("task-IL",))
 
 
 class PackNet(TinySubNets):
@@ -265,16 +270,16 @@ class PackNet(TinySubNets):
             max_banks=1,
             memory=None,
             post_pruning=False,
-            private_bits=32,
+            task_param_bits=32,
             **{n: getattr(self.own, n) for n in ("block", "init", "scale", "seed")},
         )
         self.store.settings["packnet"] = config.to_dict(self.own)
 
-    def _lesson(self, task: Task) -> Lesson:
-        return PackNetLesson(self, task, share=self.own.retrain, factor=self.own.retrain_factor)
+    def _trainer(self, task: Task) -> TaskTrainer:
+        return PackNetTrainer(self, task, share=self.own.retrain, factor=self.own.retrain_factor)
 
 
-class PackNetLesson(MagnitudeLesson):
+class PackNetTrainer(MagnitudeTrainer):
     """One task being packed: all weights at first, then its own largest and all owned ones."""
 
     learner: PackNet
@@ -336,14 +341,14 @@ class AdaQPackNetSettings:
     tolerance: float = 0.02
     max_banks: int = 1
     block: int = 1
-    init: Literal["seeded", "given"] = "seeded"
+    init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
-    setting: Literal["task", "class", "domain"] = "task"
+    scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_shares(self.density, self.retrain, 1.0)
-        check_setting("ada-qpacknet", self.setting, ("task",))
+        check_scenario_type("ada-qpacknet", self.scenario_type, ("task-IL",))
         if not 0 < self.shrink < 1:
             raise SettingError(f"shrink = {self.shrink!r} is not allowed; give a share below 1.")
         if not 2 <= self.first_bits <= 8:
@@ -373,16 +378,16 @@ class AdaQPackNet(TinySubNets):
             sharing="none",
             memory=None,
             post_pruning=False,
-            private_bits=32,
+            task_param_bits=32,
             **{n: getattr(self.own, n) for n in names},
         )
         self.store.settings["ada-qpacknet"] = config.to_dict(self.own)
 
-    def _lesson(self, task: Task) -> Lesson:
-        return AdaQPackNetLesson(self, task, share=self.own.retrain, factor=1.0)
+    def _trainer(self, task: Task) -> TaskTrainer:
+        return AdaQPackNetTrainer(self, task, share=self.own.retrain, factor=1.0)
 
 
-class AdaQPackNetLesson(MagnitudeLesson):
+class AdaQPackNetTrainer(MagnitudeTrainer):
     """One task being learned: a lottery ticket among the free weights, then narrow codes."""
 
     learner: AdaQPackNet
@@ -394,7 +399,7 @@ class AdaQPackNetLesson(MagnitudeLesson):
     def prune_(self) -> None:
         """Keep the sparsest of ever smaller masks that is accurate enough, and start it anew."""
         module, validator = self.module, self.training.validator
-        least = validator(module.measured_tensors()).accuracy - self.learner.own.pruning_tolerance
+        least = validator(module.eval_tensors()).accuracy - self.learner.own.pruning_tolerance
         free = [int((~module.owned[i:j]).sum()) for i, j in module.layout.block_segments]
         density = self.learner.own.density
         best = module.largest(tuple(map(min, free, module.layout.keep(density))))
@@ -406,11 +411,11 @@ class AdaQPackNetLesson(MagnitudeLesson):
                 break
             best = trial
         module.fixed.copy_(best)
-        start = self._start()
+        start = self._initial_state()
         with torch.no_grad():
             module.free.copy_(start.free)
-            for name, parameter in zip(module.names, module.private, strict=True):
-                parameter.copy_(start.private[name])
+            for name, parameter in zip(module.names, module.task_params, strict=True):
+                parameter.copy_(start.task_params[name])
 
     def _accuracy(self, mask: Tensor) -> float:
         tensors = self.module.tensors(self.module.final_weights(mask))
@@ -422,7 +427,9 @@ class AdaQPackNetLesson(MagnitudeLesson):
         return work.subnet(work.mask, bits, own), 0.0
 
 
-def shrunk(work: Compressor, settings: AdaQPackNetSettings) -> tuple[int, tuple[Coded, ...]]:
+def shrunk(
+    work: Compressor, settings: AdaQPackNetSettings
+) -> tuple[int, tuple[CodebookTensor, ...]]:
     """The codes of a trained subnet, narrowed while validation accuracy stays within tolerance."""
     least = work.accuracy(work.weights(work.mask, None)) - settings.tolerance
     bits, own = settings.first_bits, work.coded(work.mask, settings.first_bits)

@@ -13,10 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tinysubnets.baselines.base import (
     DenseLearner,
-    DenseLesson,
     DenseSettings,
+    DenseTrainer,
     DenseTraining,
-    Setting,
+    ScenarioType,
 )
 from tinysubnets.errors import SettingError
 from tinysubnets.nn.architecture import Architecture
@@ -24,7 +24,7 @@ from tinysubnets.nn.dense import DenseModule, Outputs
 from tinysubnets.tasks.task import Task
 
 
-class ProtectedModule(DenseModule):
+class QuadraticPenaltyModule(DenseModule):
     """A dense network with the penalty ½·strength·Σ importance·(weight − anchor)².
 
     Protected is what all tasks use: everything but the output layer, and that too where all tasks
@@ -39,10 +39,10 @@ class ProtectedModule(DenseModule):
         *,
         num_old: int,
         same_classes: bool,
-        strength: float,
+        penalty_weight: float,
     ) -> None:
         super().__init__(architecture, tensors, outputs, num_old=num_old, train_old=same_classes)
-        self.strength = strength
+        self.penalty_weight = penalty_weight
         parts = self.trained()
         self.protected = [n for n in parts if n in set(self.body_names) or same_classes]
         self.anchor = self._like(tensors)
@@ -71,28 +71,28 @@ class ProtectedModule(DenseModule):
             (i * (w - a).square()).sum()
             for w, i, a in zip(self.weights(), self.importance, self.anchor, strict=True)
         ]
-        return 0.5 * self.strength * torch.stack(parts).sum()
+        return 0.5 * self.penalty_weight * torch.stack(parts).sum()
 
 
-def protected_module(
-    kind: type[ProtectedModule], learner: DenseLearner, task: Task, outputs: Outputs
-) -> ProtectedModule:
+def penalty_module(
+    kind: type[QuadraticPenaltyModule], learner: DenseLearner, task: Task, outputs: Outputs
+) -> QuadraticPenaltyModule:
     """The module of a learner's next task, held to where the network stands now."""
-    is_domain = learner.settings.setting == "domain"
+    is_domain = learner.settings.scenario_type == "domain-IL"
     return kind(
         learner.architecture,
         learner.start(task),
         outputs,
         num_old=learner.num_old(outputs),
         same_classes=is_domain,
-        strength=learner.settings.strength,
+        penalty_weight=learner.settings.penalty_weight,
     )
 
 
-def kept_tensors(kept: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+def tensors_with_prefix(extra_state: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
     """Those of the kept tensors that are named `what`/…, by the names of the weights."""
-    inside = f"{what}/"
-    return {n[len(inside) :]: t for n, t in kept.items() if n.startswith(inside)}
+    prefix = f"{what}/"
+    return {n[len(prefix) :]: t for n, t in extra_state.items() if n.startswith(prefix)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -115,15 +115,15 @@ class EWCSettings(DenseSettings):
     defined; "empirical" the given labels, as many implementations do.
     """
 
-    strength: float = 30.0
+    penalty_weight: float = 30.0
     fisher_samples: int = 200
     fisher: Literal["exact", "empirical"] = "exact"
 
     def __post_init__(self) -> None:
-        if self.strength < 0 or self.fisher_samples < 1:
+        if self.penalty_weight < 0 or self.fisher_samples < 1:
             raise SettingError(
-                f"strength = {self.strength!r} and fisher_samples = {self.fisher_samples!r} are "
-                "not allowed; give at least 0 and at least 1."
+                f"penalty_weight = {self.penalty_weight!r} and fisher_samples = "
+                f"{self.fisher_samples!r} are not allowed; give at least 0 and at least 1."
             )
 
 
@@ -135,7 +135,7 @@ def fisher(
     columns: tuple[int, int],
     labels: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The diagonal Fisher information of the named tensors, mean over normalised inputs.
+    """The diagonal Fisher information of the named tensors, mean over normalized inputs.
 
     The expectation over labels is taken exactly, under the network's own distribution over its
     output columns: F = mean over x of Σ_y p(y|x)·(∂ log p(y|x) / ∂w)². With `labels` (output
@@ -168,8 +168,8 @@ def _mapped(answers: Answers, moving: dict[str, Tensor], inputs: Tensor, chances
     total = {n: torch.zeros_like(t) for n, t in moving.items()}
     # Of the kinds of attention only the plain one can be mapped over samples.
     with sdpa_kernel(SDPBackend.MATH):
-        for part, given in zip(inputs.split(chunk), chances.split(chunk), strict=True):
-            for name, value in torch.func.vmap(squared)(part, given).items():
+        for part, pretrained in zip(inputs.split(chunk), chances.split(chunk), strict=True):
+            for name, value in torch.func.vmap(squared)(part, pretrained).items():
                 total[name] += value.sum(0)
     return total
 
@@ -190,7 +190,7 @@ def _one_by_one(
     return total
 
 
-class EWCModule(ProtectedModule):
+class EWCModule(QuadraticPenaltyModule):
     """A dense network that pays for leaving what earlier tasks need."""
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
@@ -205,21 +205,22 @@ class EWC(DenseLearner):
     """
 
     name: ClassVar[str] = "ewc"
-    allowed: ClassVar[tuple[Setting, ...]] = ("task", "domain")
+    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = EWCSettings
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:
-        module = protected_module(EWCModule, self, task, outputs)
-        if self.kept:
+        module = penalty_module(EWCModule, self, task, outputs)
+        if self.extra_state:
             module.protect_(
-                kept_tensors(self.kept, "importance"), kept_tensors(self.kept, "anchor")
+                tensors_with_prefix(self.extra_state, "importance"),
+                tensors_with_prefix(self.extra_state, "anchor"),
             )
         return module
 
-    def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        module = lesson.module
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        module = trainer.module
         assert isinstance(module, EWCModule)
-        samples = list(lesson.training.train.chunks(1000, self.settings.fisher_samples))
+        samples = list(trainer.training.train.chunks(1000, self.settings.fisher_samples))
         inputs, labels = (torch.cat(parts) for parts in zip(*samples, strict=True))
         full = {n: t.to(self.device) for n, t in (tensors | self.architecture.constants).items()}
         new = fisher(
@@ -227,17 +228,20 @@ class EWC(DenseLearner):
             full,
             module.protected,
             inputs,
-            lesson.columns,
+            trainer.columns,
             labels if self.settings.fisher == "empirical" else None,
         )
-        old, anchor = kept_tensors(self.kept, "importance"), kept_tensors(self.kept, "anchor")
+        old, anchor = (
+            tensors_with_prefix(self.extra_state, "importance"),
+            tensors_with_prefix(self.extra_state, "anchor"),
+        )
         for name, value in new.items():
             own, here = value.cpu(), tensors[name]
             before = old.get(name, torch.zeros_like(own))
             total = before + own
             moved = own / torch.where(total > 0, total, 1.0) * (here - anchor.get(name, here))
-            self.kept[f"importance/{name}"] = total
-            self.kept[f"anchor/{name}"] = anchor.get(name, here) + moved
+            self.extra_state[f"importance/{name}"] = total
+            self.extra_state[f"anchor/{name}"] = anchor.get(name, here) + moved
         return tensors
 
 
@@ -251,18 +255,18 @@ class EWC(DenseLearner):
 class SISettings(DenseSettings):
     """SI's settings: the strength c, and the damping ξ of weights that hardly moved."""
 
-    strength: float = 5.0
+    penalty_weight: float = 5.0
     damping: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.strength < 0 or self.damping <= 0:
+        if self.penalty_weight < 0 or self.damping <= 0:
             raise SettingError(
-                f"strength = {self.strength!r} and damping = {self.damping!r} are not allowed; "
-                "give at least 0 and more than 0."
+                f"penalty_weight = {self.penalty_weight!r} and damping = {self.damping!r} are not "
+                "allowed; give at least 0 and more than 0."
             )
 
 
-class SIModule(ProtectedModule):
+class SIModule(QuadraticPenaltyModule):
     """A dense network that counts how much each weight's own path has lowered the loss."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -288,7 +292,7 @@ class SITraining(DenseTraining):
             before = [w.clone() for w, _, _ in table]
             for w, importance, anchor in table:
                 # ∂/∂w of c·Ω·(w − anchor)²
-                w.grad.add_(2 * module.strength * importance * (w - anchor))  # type: ignore[union-attr]
+                w.grad.add_(2 * module.penalty_weight * importance * (w - anchor))  # type: ignore[union-attr]
             self.optimizer.step()
             for path, gradient, old, (w, _, _) in zip(module.path, own, before, table, strict=True):
                 path.sub_(gradient * (w - old))
@@ -308,25 +312,25 @@ class SI(DenseLearner):
     """A learner that holds weights by their path integrals."""
 
     name: ClassVar[str] = "si"
-    allowed: ClassVar[tuple[Setting, ...]] = ("task", "domain")
+    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = SISettings
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:
-        module = protected_module(SIModule, self, task, outputs)
-        if self.kept:
-            module.protect_(kept_tensors(self.kept, "importance"), self.tensors)
+        module = penalty_module(SIModule, self, task, outputs)
+        if self.extra_state:
+            module.protect_(tensors_with_prefix(self.extra_state, "importance"), self.tensors)
         return module
 
     def _training(self, module: DenseModule, task: Task) -> DenseTraining:
         return self._plain_training(SITraining, module, task)
 
-    def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        module = lesson.module
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        module = trainer.module
         assert isinstance(module, SIModule)
         table = zip(module.protected, module.path, module.anchor, strict=True)
         for name, path, anchor in table:
             moved = tensors[name] - anchor.cpu()
             new = consolidated(path.detach().cpu(), moved, self.settings.damping)
             key = f"importance/{name}"
-            self.kept[key] = self.kept.get(key, torch.zeros_like(new)) + new
+            self.extra_state[key] = self.extra_state.get(key, torch.zeros_like(new)) + new
         return tensors

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tinysubnets import seeds
-from tinysubnets.baselines.base import DenseLearner, DenseLesson, DenseSettings, DenseTraining
+from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer, DenseTraining
 from tinysubnets.errors import SettingError
 from tinysubnets.nn.dense import DenseModule, Outputs
 from tinysubnets.tasks.augment import augment
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task
 
 
@@ -24,14 +24,14 @@ from tinysubnets.tasks.task import Split, Task
 class RehearsalSettings(DenseSettings):
     """What methods with a memory have in common: `memory` is the number of samples in all."""
 
-    memory: int = 500
+    buffer_size: int = 500
 
     def __post_init__(self) -> None:
-        check_memory("memory", self.memory)
+        check_buffer("buffer_size", self.buffer_size)
 
 
 class RehearsalTraining(DenseTraining):
-    """Dense training with the samples of earlier tasks at hand, normalised, on the device."""
+    """Dense training with the samples of earlier tasks at hand, normalized, on the device."""
 
     past: tuple[Tensor, Tensor] | None = None
 
@@ -45,7 +45,9 @@ class RehearsalTraining(DenseTraining):
         inputs, labels = self.past
         where = torch.randint(len(labels), (count,), device=self.device)
         chosen = inputs[where]
-        return chosen if self.changes is None else augment(chosen, self.changes), labels[where]
+        return chosen if self.augmentation is None else augment(chosen, self.augmentation), labels[
+            where
+        ]
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """The task's data and as many samples of the memory, repeated as need be."""
@@ -67,34 +69,34 @@ class RehearsalLearner(DenseLearner, ABC):
     trains_old_heads: ClassVar[bool] = True
 
     @property
-    def memory(self) -> Memory | None:
+    def buffer(self) -> ReplayBuffer | None:
         """The samples that are kept."""
-        return recall(self.kept)
+        return buffer_of(self.extra_state)
 
     def _capacity(self, num_tasks: int) -> int:
-        return self.settings.memory
+        return self.settings.buffer_size
 
-    def _remembered(self, task: Task) -> Memory:
-        """The memory once a task, labelled by output columns, has been learned."""
+    def _updated(self, task: Task) -> ReplayBuffer:
+        """The memory once a task, labeled by output columns, has been learned."""
         number = len(self.learned)
         capacity = self._capacity(number + 1)
-        return remembered(self.memory, task, number, capacity, self.settings.seed)
+        return updated(self.buffer, task, number, capacity, self.settings.seed)
 
     def _training(self, module: DenseModule, task: Task) -> RehearsalTraining:
         training: RehearsalTraining = self._plain_training(self.training_class, module, task)
-        memory = self.memory
-        if memory is not None:
-            rules = [self.normalisation(t) for t in self.learned.values()]
-            training.remember_(memory.normalised(rules), memory.labels)
+        buffer = self.buffer
+        if buffer is not None:
+            rules = [self.normalization(t) for t in self.learned.values()]
+            training.remember_(buffer.normalized(rules), buffer.labels)
         return training
 
-    def _keep_(self, lesson: DenseLesson, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        task = self.relabelled(lesson.task, lesson.columns[0])
-        self.kept = self._remembered(task).tensors()
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        task = self.relabelled(trainer.task, trainer.columns[0])
+        self.extra_state = self._updated(task).tensors()
         return tensors
 
 
-def check_memory(name: str, value: int) -> None:
+def check_buffer(name: str, value: int) -> None:
     """Refuse a memory that can hold nothing."""
     if value < 1:
         raise SettingError(f"{name} = {value!r} is not allowed; give a number of at least 1.")
@@ -108,7 +110,7 @@ INSIDE = "memory/"
 
 
 @dataclass(frozen=True)
-class Memory:
+class ReplayBuffer:
     """Raw samples with their output columns and the numbers of their tasks."""
 
     inputs: Tensor
@@ -126,7 +128,7 @@ class Memory:
             f"{INSIDE}tasks": self.tasks.to(torch.int16),
         }
 
-    def normalised(self, rules: Sequence[Normalisation]) -> Tensor:
+    def normalized(self, rules: Sequence[Normalization]) -> Tensor:
         """What the network sees of the samples, each by the rule of its task."""
         out: Tensor | None = None
         for number in self.tasks.unique().tolist():
@@ -139,15 +141,17 @@ class Memory:
         return out
 
 
-def recall(kept: Mapping[str, Tensor]) -> Memory | None:
+def buffer_of(extra_state: Mapping[str, Tensor]) -> ReplayBuffer | None:
     """The memory among what a learner keeps, if it has one."""
-    if f"{INSIDE}inputs" not in kept:
+    if f"{INSIDE}inputs" not in extra_state:
         return None
-    labels, tasks = kept[f"{INSIDE}labels"].long(), kept[f"{INSIDE}tasks"].long()
-    return Memory(kept[f"{INSIDE}inputs"], labels, tasks)
+    labels, tasks = extra_state[f"{INSIDE}labels"].long(), extra_state[f"{INSIDE}tasks"].long()
+    return ReplayBuffer(extra_state[f"{INSIDE}inputs"], labels, tasks)
 
 
-def remembered(old: Memory | None, task: Task, number: int, capacity: int, seed: int) -> Memory:
+def updated(
+    old: ReplayBuffer | None, task: Task, number: int, capacity: int, seed: int
+) -> ReplayBuffer:
     """The memory with room made for a task's training samples; labels are output columns.
 
     Of every task and class as many samples are kept as of any other, up to one, and never more than
@@ -164,8 +168,8 @@ def remembered(old: Memory | None, task: Task, number: int, capacity: int, seed:
     if old is not None:
         inputs = torch.cat([old.inputs, inputs])
         labels, tasks = torch.cat([old.labels, labels]), torch.cat([old.tasks, tasks])
-    kept = _first(tasks * (int(labels.max()) + 1) + labels, capacity)
-    return Memory(inputs[kept], labels[kept], tasks[kept])
+    extra_state = _first(tasks * (int(labels.max()) + 1) + labels, capacity)
+    return ReplayBuffer(inputs[extra_state], labels[extra_state], tasks[extra_state])
 
 
 def _first(groups: Tensor, count: int) -> Tensor:
@@ -218,14 +222,14 @@ class GDumb(RehearsalLearner):
         return DenseModule(self.architecture, self.fresh(outputs.num), outputs)
 
     def _training(self, module: DenseModule, task: Task) -> RehearsalTraining:
-        memory = self._remembered(task)
-        rules = [self.normalisation(t) for t in self.learned.values()] + [task.normalisation]
+        buffer = self._updated(task)
+        rules = [self.normalization(t) for t in self.learned.values()] + [task.normalization]
         # The memory over and over, up to the task's own length: the same budget of steps.
-        index = torch.arange(max(len(task.train), len(memory))) % len(memory)
-        train = Split(memory.normalised(rules), memory.labels[index], index)
+        index = torch.arange(max(len(task.train), len(buffer))) % len(buffer)
+        train = Split(buffer.normalized(rules), buffer.labels[index], index)
         inputs = task.valid.inputs()
-        valid = Split(task.normalisation(inputs), task.valid.labels)
+        valid = Split(task.normalization(inputs), task.valid.labels)
         rehearsed = dataclasses.replace(
-            task, train=train, valid=valid, normalisation=Normalisation()
+            task, train=train, valid=valid, normalization=Normalization()
         )
         return self._plain_training(RehearsalTraining, module, rehearsed)

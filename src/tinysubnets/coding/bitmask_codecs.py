@@ -60,7 +60,7 @@ _WORTH = 0.98
 _WORTH_RICE = 0.997  # up to _VERY_DENSE: there masks of 50,000 places else come to 3.1 % too much
 
 
-def encode_flips(flips: NDArray[np.bool_]) -> bytes:
+def encode_bitmask(flips: NDArray[np.bool_]) -> bytes:
     """The smallest code of a flat boolean array."""
     packed = pack_bits(flips)
     best = min(bytes([RAW]) + packed, bytes([BYTE_HUFFMAN]) + huffman_encode(packed), key=len)
@@ -78,8 +78,8 @@ def encode_flips(flips: NDArray[np.bool_]) -> bytes:
     return gap if len(gap) < _WORTH * len(best) else best
 
 
-def decode_flips(data: bytes, count: int) -> NDArray[np.bool_]:
-    """The boolean array of `count` places that `encode_flips` wrote."""
+def decode_bitmask(data: bytes, count: int) -> NDArray[np.bool_]:
+    """The boolean array of `count` places that `encode_bitmask` wrote."""
     codec, inverted, body = _open(data, count)
     if codec == RAW:
         return unpack_bits(body, count)
@@ -91,26 +91,26 @@ def decode_flips(data: bytes, count: int) -> NDArray[np.bool_]:
     return flips
 
 
-def find_flips(data: bytes, count: int) -> NDArray[np.int64]:
-    """The sorted positions of the ones of the array that `encode_flips` wrote."""
-    found = flips_or_positions(data, count)
+def find_positions(data: bytes, count: int) -> NDArray[np.int64]:
+    """The sorted positions of the ones of the array that `encode_bitmask` wrote."""
+    found = bitmask_or_positions(data, count)
     return found.nonzero()[0] if found.dtype == np.bool_ else found
 
 
-def flips_or_positions(data: bytes, count: int) -> NDArray[Any]:
-    """What `decode_flips` or what `find_flips` gives, whichever is sooner read; the type tells."""
+def bitmask_or_positions(data: bytes, count: int) -> NDArray[Any]:
+    """What `decode_bitmask` or `find_positions` gives, whichever is faster; the type tells."""
     codec, inverted, _ = _open(data, count)
     if inverted or codec not in (GAP_HUFFMAN, RICE):
-        return decode_flips(data, count)
+        return decode_bitmask(data, count)
     pieces = list(_positions(data, count))
     return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.int64), *pieces])
 
 
-def flip_pieces(data: bytes, count: int) -> Iterator[NDArray[np.int64]]:
-    """The positions that `find_flips` gives, in sorted pieces, so that they stay in the cache."""
+def position_chunks(data: bytes, count: int) -> Iterator[NDArray[np.int64]]:
+    """The positions that `find_positions` gives, in sorted chunks that stay in the cache."""
     codec, inverted, _ = _open(data, count)
     if inverted or codec not in (GAP_HUFFMAN, RICE):
-        return iter([decode_flips(data, count).nonzero()[0]])
+        return iter([decode_bitmask(data, count).nonzero()[0]])
     return _positions(data, count)
 
 

@@ -34,10 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinysubnets.coding.bitmask_codecs import (
-    decode_flips,
-    encode_flips,
-    flip_pieces,
-    flips_or_positions,
+    bitmask_or_positions,
+    decode_bitmask,
+    encode_bitmask,
+    position_chunks,
 )
 from tinysubnets.coding.bits import packed_size
 from tinysubnets.errors import DamageError, SettingError
@@ -116,24 +116,24 @@ def _encode_against(mask: Mask, reference: Mask | None, segments: Sequence[int])
 
 def _encode_part(mask: Mask, reference: Mask | None) -> bytes:
     if reference is None:
-        return encode_flips(mask)
-    plain = encode_flips(mask ^ reference)
-    dropped, added = encode_flips(~mask[reference]), encode_flips(mask & ~reference)
+        return encode_bitmask(mask)
+    plain = encode_bitmask(mask ^ reference)
+    dropped, added = encode_bitmask(~mask[reference]), encode_bitmask(mask & ~reference)
     split = b"".join([bytes([_DROPPED_ADDED]), _write_length(len(dropped)), dropped, added])
     return split if len(split) < _WORTH * len(plain) else plain
 
 
 def _decode_part(data: bytes, count: int, reference: Mask | None) -> Mask:
     if reference is None:
-        return decode_flips(data, count)
+        return decode_bitmask(data, count)
     if data[:1] != bytes([_DROPPED_ADDED]):
-        flips = decode_flips(data, count)
+        flips = decode_bitmask(data, count)
         np.not_equal(flips, reference, out=flips)
         return flips
     size, rest = _read_length(data[1:])
     mask = reference.copy()
     _drop_(mask, reference, rest[:size])
-    for added in flip_pieces(rest[size:], count):
+    for added in position_chunks(rest[size:], count):
         if np.count_nonzero(reference[added]):  # sooner than any()
             raise DamageError("a mask adds a place that its reference holds already.")
         mask[added] = True
@@ -144,11 +144,11 @@ def _drop_(mask: Mask, reference: Mask, data: bytes) -> None:
     """Take from a copy of the reference the ones that are coded by their ranks among all ones."""
     if mask.size <= _CHUNK:
         places = reference.nonzero()[0]
-        _drop_ranks_(mask, places, flips_or_positions(data, places.size))
+        _drop_ranks_(mask, places, bitmask_or_positions(data, places.size))
         return
     pieces = [slice(start, start + _CHUNK) for start in range(0, mask.size, _CHUNK)]
     counts = [int(np.count_nonzero(reference[piece])) for piece in pieces]
-    dropped = flips_or_positions(data, sum(counts))
+    dropped = bitmask_or_positions(data, sum(counts))
     buffer = np.ones(_CHUNK + _CHUNK // 8 + 1, np.bool_)
     below, used = 0, 0  # ones in the pieces so far, and positions among them
     for piece, count in zip(pieces, counts, strict=True):

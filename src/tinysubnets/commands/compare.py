@@ -35,8 +35,8 @@ def add_parsers(commands: Any) -> None:
         "--methods",
         required=True,
         metavar="A,B",
-        help="methods, divided by commas; A:class and A:domain for another setting than the "
-        "recipe's, all for every method",
+        help="methods, divided by commas; A:class-IL, A:domain-IL for a scenario type other than "
+        "the recipe's, all for every method",
     )
     compare.add_argument("--seeds", type=int, default=5, metavar="N", help="(default: 5)")
     compare.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: cores)")
@@ -72,27 +72,30 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _methods(options: argparse.Namespace) -> list[str]:
-    """The methods asked for, each once; with their setting where it is not the recipe's.
+    """The methods asked for, each once; with their scenario type where it is not the recipe's.
 
     `all` stands for every method. Mistakes are found before anything runs.
     """
     from tinysubnets.experiments import recipe
-    from tinysubnets.experiments.methods import METHODS, defined_settings
+    from tinysubnets.experiments.methods import METHODS, scenario_types
 
     told = [m.strip() for m in options.methods.split(",") if m.strip()]
     out: list[str] = []
-    for name, colon, setting in (m.partition(":") for m in told):
+    for name, colon, scenario_type in (m.partition(":") for m in told):
         if name == "all" and not colon:
             out += METHODS
             continue
-        defined = defined_settings(name)  # refuses unknown methods
-        if colon and setting not in defined:
+        defined = scenario_types(name)  # refuses unknown methods
+        if colon and scenario_type not in defined:
             raise SettingError(
-                f"{name}:{setting} is not allowed; {name} is defined for {', '.join(defined)}."
+                f"{name}:{scenario_type} is not allowed; {name} is defined for "
+                f"{', '.join(defined)}."
             )
         chosen = recipe.load(options.recipe, method=name, assignments=options.assignments)
         out.append(
-            name if setting in ("", chosen.learner.get("setting", "task")) else f"{name}:{setting}"
+            name
+            if scenario_type in ("", chosen.learner.get("scenario_type", "task-IL"))
+            else f"{name}:{scenario_type}"
         )
     twice = [m for m in dict.fromkeys(out) if out.count(m) > 1]
     if twice or not out:
@@ -114,7 +117,7 @@ def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
         told: recipe.load(
             options.recipe,
             method=told.partition(":")[0],
-            assignments=[*options.assignments, *_setting(told)],
+            assignments=[*options.assignments, *_scenario_type(told)],
         )
         for told in methods
     }
@@ -128,10 +131,10 @@ def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
     return compare.Comparison(jobs, at_a_time)
 
 
-def _setting(told: str) -> list[str]:
-    """The assignment that makes `method:setting` what it says."""
-    method, _, setting = told.partition(":")
-    return [f"{method}.setting={setting}"] if setting else []
+def _scenario_type(told: str) -> list[str]:
+    """The assignment that makes `method:scenario_type` what it says."""
+    method, _, scenario_type = told.partition(":")
+    return [f"{method}.scenario_type={scenario_type}"] if scenario_type else []
 
 
 def _run_arguments(
@@ -147,7 +150,7 @@ def _run_arguments(
     threads = options.threads or (max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
     if threads is not None:
         arguments += ["--threads", str(threads)]
-    assignments = [*options.assignments, *_setting(told)]
+    assignments = [*options.assignments, *_scenario_type(told)]
     arguments += [part for text in assignments for part in ("--set", text)]
     return tuple(arguments + (["--tensorboard"] if options.tensorboard else []))
 

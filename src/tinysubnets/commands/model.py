@@ -189,9 +189,9 @@ def _learn(options: argparse.Namespace) -> int:
     from tinysubnets.format import model_path
     from tinysubnets.method.learner import TinySubNets
 
-    changes = [_placed(a) for a in options.assignments]
+    overrides = [_placed(a) for a in options.assignments]
     learner = TinySubNets.resume(
-        options.model, own_network(options), device=options.device, changes=changes
+        options.model, own_network(options), device=options.device, overrides=overrides
     )
     from tinysubnets.datasets.user_files import read_task
 
@@ -244,10 +244,10 @@ def _placed(assignment: str) -> str:
 
 def _train(learner: TinySubNets, task: Task) -> None:
     """Learn a task with a line of progress: on a terminal in place, elsewhere one now and then."""
-    lesson = learner.begin(task)
+    trainer = learner.begin(task)
     live = sys.stdout.isatty()
-    while not lesson.finished:
-        report = lesson.epoch()
+    while not trainer.finished:
+        report = trainer.epoch()
         text = (
             f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
             f"valid {100 * report.valid_accuracy:.2f} %"
@@ -259,7 +259,7 @@ def _train(learner: TinySubNets, task: Task) -> None:
             print(text, flush=True)
     if live:
         print()
-    lesson.finish()
+    trainer.finish()
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -331,7 +331,7 @@ def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:
 
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
-PARTS = ("codes", "codebooks", "masks", "heads", "private", "memory", "metadata")
+PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata")
 
 
 def show_model(found: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
     from tinysubnets.experiments import recipe
     from tinysubnets.experiments.recipe import Plan, default_folder
     from tinysubnets.experiments.run import Experiment
-    from tinysubnets.experiments.run_dir import RunFolder
+    from tinysubnets.experiments.run_dir import RunDir
 
     chosen = recipe.load(options.recipe, method=options.method, assignments=options.assignments)
     root = hub.data_root(options.data)
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     path = Path(options.out) if options.out else default_folder(chosen, options.seed)
     check_tensorboard(options)
-    with RunFolder(path) as folder:
+    with RunDir(path) as folder:
         return _perform(Experiment.begin(plan, folder), options)
 
 
@@ -103,12 +103,12 @@ def _resume(options: argparse.Namespace) -> int:
     from tinysubnets.errors import RunError
     from tinysubnets.experiments.checkpoint import Checkpoints
     from tinysubnets.experiments.run import Experiment
-    from tinysubnets.experiments.run_dir import RunFolder
+    from tinysubnets.experiments.run_dir import RunDir
 
     if not Path(options.folder).is_dir():
         raise RunError(f"{options.folder} is not a folder; give the folder of an earlier run.")
     check_tensorboard(options)
-    with RunFolder(options.folder) as folder:
+    with RunDir(options.folder) as folder:
         if not folder.is_finished:
             return _perform(Experiment.resume(folder), options)
         Checkpoints(folder.path).remove()  # of a process that was killed right after its result

@@ -25,7 +25,7 @@ class DataSet:
 
     `splits` maps our split names to the files' (the first that exists is taken). `size` is the side
     of a decoded image; where images vary, `resize` is the length of the shorter side before the
-    centre crop. `image`, `label`, `mode` and `size` are None for a set whose files have to tell.
+    center crop. `image`, `label`, `mode` and `size` are None for a set whose files have to tell.
     """
 
     name: str
@@ -43,7 +43,7 @@ class DataSet:
 
     @property
     def channels(self) -> int | None:
-        """The number of colour channels, None where the files have to tell."""
+        """The number of color channels, None where the files have to tell."""
         return None if self.mode is None else len(self.mode)
 
     def patterns(self, split: str) -> tuple[str, ...]:

@@ -92,9 +92,9 @@ def _resized(image, form: Form):  # type: ignore[no-untyped-def]  # Pillow comes
 
 
 def fit(inputs: np.ndarray, channels: int, size: int) -> np.ndarray:
-    """Images of a common shape: grey repeated over the channels, smaller ones framed in black.
+    """Images of a common shape: gray repeated over the channels, smaller ones framed in black.
 
-    Colours become grey where one channel is wanted.
+    Colors become gray where one channel is wanted.
     """
     if channels == 1 and inputs.shape[1] == 3 and inputs.dtype == np.uint8:
         inputs = _grey(inputs)
@@ -102,7 +102,7 @@ def fit(inputs: np.ndarray, channels: int, size: int) -> np.ndarray:
     if given not in (1, channels) or height > size or width > size:
         raise DataError(
             f"images of {given}x{height}x{width} do not fit into {channels}x{size}x{size}; "
-            "only grey images get more channels, and images are framed, not shrunk."
+            "only gray images get more channels, and images are framed, not shrunk."
         )
     if (given, height, width) == (channels, size, size):
         return inputs
@@ -113,7 +113,7 @@ def fit(inputs: np.ndarray, channels: int, size: int) -> np.ndarray:
 
 
 def _grey(images: np.ndarray) -> np.ndarray:
-    """The brightness of colour images, as Pillow computes it, in pieces that fit in memory."""
+    """The brightness of color images, as Pillow computes it, in pieces that fit in memory."""
     out = np.empty((len(images), 1, *images.shape[2:]), dtype=np.uint8)
     for start in range(0, len(images), _GREY_BATCH):
         red, green, blue = images[start : start + _GREY_BATCH].astype(np.uint32).swapaxes(0, 1)

@@ -96,7 +96,7 @@ def load_folder(
 def load_npz(path: str | Path, split: str = "train") -> DecodedSet:
     """Arrays `inputs` and `labels` (training) and `test_inputs` and `test_labels` of an .npz file.
 
-    Inputs may have any shape and numeric type. Labels are whole numbers or texts; where an optional
+    Inputs may have any shape and numeric type. Labels are integers or strings; where an optional
     array `classes` names the classes, they are places in it.
     """
     if split not in ("train", "test"):
@@ -248,7 +248,7 @@ def _checked_npz(
     """The arrays of a split after a look at their types, lengths and labels."""
     kinds = "iu" if classes else "iuU"
     if wrong := [each for each in all_labels if each.ndim != 1 or each.dtype.kind not in kinds]:
-        allowed = "whole number" if classes else "whole number or text"
+        allowed = "integer" if classes else "integer or text"
         raise DataError(
             f"{path}: labels are {wrong[0].dtype} of shape {wrong[0].shape}; give one {allowed} a "
             "sample."
@@ -260,7 +260,7 @@ def _checked_npz(
     if labels.dtype.kind == "i" and labels.size and labels.min() < 0:
         raise DataError(f"{path}: label {labels.min()} is negative; labels count from 0.")
     if not classes:
-        # Whole numbers in their own order, not in that of their texts; any of them may be missing.
+        # Integers in their own order, not in that of their strings; any of them may be missing.
         found = np.unique(np.concatenate(all_labels))
         numbers = np.searchsorted(found, labels.astype(found.dtype))
         return DecodedSet(inputs, numbers.astype(np.int64), tuple(map(str, found.tolist())))

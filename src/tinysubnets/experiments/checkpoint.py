@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.errors import RunError
-from tinysubnets.experiments.run_dir import FORMAT, explained, replace_file
+from tinysubnets.experiments.run_dir import FORMAT, friendly_os_errors, replace_file
 
 # The modules whose dataclasses a checkpoint may hold; nothing else can be made from a file.
 _MODULES = (
@@ -41,7 +41,7 @@ class Checkpoint:
     """What a run goes on from: what was learned, the lesson under way if any, and plain numbers."""
 
     learned: State
-    lesson: State | None
+    trainer: State | None
     numbers: Mapping[str, Any]
 
 
@@ -54,9 +54,11 @@ class Checkpoints:
         self._plain: Any = None
         self._count = 0
 
-    def save(self, learned: State | None, lesson: State | None, numbers: Mapping[str, Any]) -> None:
+    def save(
+        self, learned: State | None, trainer: State | None, numbers: Mapping[str, Any]
+    ) -> None:
         """Replace the checkpoint; `learned` None means that it is as in the last one."""
-        with explained(self.run):
+        with friendly_os_errors(self.run):
             self.folder.mkdir(exist_ok=True)
         files = dict(self._files)
         parts: dict[str, Any] = {"lesson": None}
@@ -64,9 +66,9 @@ class Checkpoints:
             files["learned"] = self._write("learned", learned[0])
             self._plain = learned[1]
         files.pop("lesson", None)
-        if lesson is not None:
-            files["lesson"] = self._write("lesson", lesson[0])
-            parts["lesson"] = lesson[1]
+        if trainer is not None:
+            files["lesson"] = self._write("lesson", trainer[0])
+            parts["lesson"] = trainer[1]
         state = {"format": FORMAT, "files": files, "learned": self._plain, **parts}
         text = json.dumps(state | {"numbers": dict(numbers)})
         replace_file(self.folder / "state.json", text.encode(), self.run)
@@ -86,8 +88,8 @@ class Checkpoints:
                 )
             files = state["files"]
             tensors = {role: self._read(entry) for role, entry in files.items()}
-            lesson = None if state["lesson"] is None else (tensors["lesson"], state["lesson"])
-            found = Checkpoint((tensors["learned"], state["learned"]), lesson, state["numbers"])
+            trainer = None if state["lesson"] is None else (tensors["lesson"], state["lesson"])
+            found = Checkpoint((tensors["learned"], state["learned"]), trainer, state["numbers"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"the checkpoint in {self.folder} is damaged ({type(error).__name__}: {error}). "

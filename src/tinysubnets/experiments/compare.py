@@ -1,7 +1,7 @@
 """Comparisons: several methods and seeds of one scenario, each run in a process of its own.
 
     DIR/<method>/seed-<n>/              one run folder each
-    DIR/<method>-<setting>/seed-<n>/    of a method in another setting than the recipe's
+    DIR/<method>-<type>/seed-<n>/       of a method in another scenario type than the recipe's
 
 Finished runs are not run again, interrupted ones go on, failed ones do not stop the rest.
 """
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from tinysubnets.errors import RunError, TinySubNetsError
 from tinysubnets.experiments.recipe import Recipe, complete
 from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
-from tinysubnets.experiments.run_dir import RunFolder, explained
+from tinysubnets.experiments.run_dir import RunDir, friendly_os_errors
 
 POLL_SECONDS = 0.2
 _COLUMNS = {
@@ -52,7 +52,7 @@ class Job:
     def start(self) -> None:
         """Begin the run, or go on with it; what it prints goes to `output.txt`."""
         try:
-            with explained(self.folder):
+            with friendly_os_errors(self.folder):
                 self._start()
         except (RunError, OSError) as error:
             self.state, self.detail = "failed", str(error)
@@ -134,8 +134,8 @@ class Comparison:
 def check_settings(folder: Path, chosen: Recipe) -> None:
     """Refuse to take a run of other settings for one of this comparison."""
     try:
-        kept = RunFolder(folder).config()
-        there = complete(kept["run"]["recipe"], kept)
+        extra_state = RunDir(folder).config()
+        there = complete(extra_state["run"]["recipe"], extra_state)
     except (TinySubNetsError, KeyError):
         return  # no run yet, or one that says itself what is wrong with it
     before, now = flat(there.as_dict()), flat(chosen.as_dict())
@@ -210,15 +210,16 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
     if not any(folder.rglob("result.json")):
         return "no run was finished."
     groups = grouped(find_runs([folder]))
-    head = ["method", "setting", *(f"{c} %" for c in _COLUMNS), "file %", "paper %", "seconds"]
+    shown = [f"{c} %" for c in (*_COLUMNS, "file", "paper")]
+    head = ["method", "scenario type", *shown, "seconds"]
     rows = [head]
     for group in sorted(
-        groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].setting)
+        groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].scenario_type)
     ):
         spreads = [_spread([r.metric(name) for r in group.runs]) for name in _COLUMNS.values()]
         spreads += [_spread([r.capacity(v) for r in group.runs]) for v in ("file", "paper")]
         seconds = _spread([r.result.get("seconds") for r in group.runs])
-        row = [group.method, group.runs[0].setting]
+        row = [group.method, group.runs[0].scenario_type]
         row += [_show(spread, 100.0) for spread in spreads] + [_show(seconds, 1.0)]
         rows.append(row)
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

@@ -2,7 +2,7 @@
 
 Every learner has `begin(task)` (a lesson of visible steps), `learn(task)`, `logits(task, inputs)`,
 `predict(task, inputs)`, `tasks`, `reports`, `ledger()` and `save(folder)`; `setting` says whether
-it is told the task ("task-incremental", the default) or not. `state()` gives everything it has
+it is told the task ("task-IL", the default) or not. `state()` gives everything it has
 learned as tensors and plain data, and `restore_()` takes it back. Torch is imported only when a
 learner is built.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tinysubnets.nn.architecture import Architecture
 
 
-__all__ = ["METHODS", "build", "defined_settings", "method", "settings_class"]
+__all__ = ["METHODS", "build", "method", "scenario_types", "settings_class"]
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ def settings_class(name: str) -> type:
     return _imported(method(name).settings)
 
 
-def defined_settings(name: str) -> tuple[str, ...]:
+def scenario_types(name: str) -> tuple[str, ...]:
     """The settings that a method defines: task, class, domain; those with masks, task alone."""
-    return tuple(getattr(_imported(method(name).learner), "allowed", ("task",)))
+    return tuple(getattr(_imported(method(name).learner), "allowed", ("task-IL",)))
 
 
 def build(

@@ -55,7 +55,7 @@ def accuracy(learner: Any, probe: Probe) -> float:
     With the task unknown and classes of all tasks to choose from, a class of another task is wrong,
     even one of the same label.
     """
-    if _setting(learner) == "class-incremental":
+    if _scenario_type(learner) == "class-IL":
         first = learner.columns(probe.name)[0]
         return _share(probe, lambda x: learner.logits(None, x).argmax(1).numpy() - first)
     name = probe.name if _is_told_the_task(learner) else None
@@ -77,7 +77,7 @@ def _share(probe: Probe, answer: Callable[[Any], np.ndarray]) -> float:
 
 def accuracy_ahead(learner: Any, current: Probe, ahead: Probe) -> float | None:
     """How the current task's network does on a task not yet learned, by class index."""
-    if _setting(learner) == "class-incremental":
+    if _scenario_type(learner) == "class-IL":
         return None  # classes that were never seen cannot be answered
     if not _is_told_the_task(learner):
         # One head answers with labels it has seen: right only if the classes are the same.
@@ -94,11 +94,11 @@ def accuracy_ahead(learner: Any, current: Probe, ahead: Probe) -> float | None:
 
 
 def _is_told_the_task(learner: Any) -> bool:
-    return _setting(learner) == "task-incremental"
+    return _scenario_type(learner) == "task-IL"
 
 
-def _setting(learner: Any) -> str:
-    return str(getattr(learner, "setting", "task-incremental"))
+def _scenario_type(learner: Any) -> str:
+    return str(getattr(learner, "scenario_type", "task-IL"))
 
 
 def summary(matrix: Matrix, num_classes: Sequence[int]) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
-from tinysubnets.experiments.run_dir import explained
+from tinysubnets.experiments.run_dir import friendly_os_errors
 from tinysubnets.training.loop import EpochReport
 
 
@@ -158,7 +158,8 @@ def duration(seconds: float) -> str:
 
 def summary(result: Mapping[str, Any]) -> str:
     """A finished run as text: accuracy matrix, metrics, banks, ledger, seconds."""
-    head = f"{result['recipe']} by {result['method']}, seed {result['seed']} ({result['setting']})"
+    head = f"{result['recipe']} by {result['method']}, seed {result['seed']}"
+    head += f" ({result['scenario_type']})"
     blocks = [head, _matrix(result), _metrics(result)]
     if result.get("divergence"):
         blocks.append(_banks(result["divergence"]["decisions"]))
@@ -197,7 +198,7 @@ def _metrics(result: Mapping[str, Any]) -> str:
 
 
 def _banks(decisions: Mapping[str, Mapping[str, Any]]) -> str:
-    """The bank of each task and why; neighbours with the same reason share a line."""
+    """The bank of each task and why; neighbors with the same reason share a line."""
     lines = ["banks"]
     for (bank, reason), found in groupby(
         decisions.items(), key=lambda item: (item[1]["bank"], item[1]["reason"])
@@ -235,7 +236,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with explained(folder):
+        with friendly_os_errors(folder):
             self.writer = summary_writer()(str(folder / "tensorboard"))
 
     def __enter__(self) -> TensorBoard:
@@ -243,17 +244,17 @@ class TensorBoard:
 
     def __exit__(self, *_: object) -> None:
         """Write what is left, also where a run was stopped."""
-        with explained(self.folder):
+        with friendly_os_errors(self.folder):
             self.writer.close()
 
     def show(self, event: Event) -> None:
         """Write one event of a run."""
-        with explained(self.folder):
+        with friendly_os_errors(self.folder):
             self._write(event)
 
     def _write(self, event: Event) -> None:
         if isinstance(event, EpochReport):
-            for name in ("loss", "valid_loss", "valid_accuracy", "learning_rate"):
+            for name in ("loss", "valid_loss", "valid_accuracy", "lr"):
                 self.writer.add_scalar(f"{event.task}/{name}", getattr(event, name), event.epoch)
         elif isinstance(event, TaskLearned):
             for task, accuracy in enumerate(event.row[: event.index + 1]):

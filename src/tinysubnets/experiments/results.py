@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinysubnets import config
 from tinysubnets.errors import RunError
 from tinysubnets.experiments import metrics
 from tinysubnets.experiments.methods import METHODS
@@ -47,7 +48,7 @@ def build(
         "method": recipe.method,
         "recipe": recipe.name,
         "seed": plan.seed,
-        "setting": getattr(learner, "setting", "task-incremental"),
+        "scenario_type": getattr(learner, "scenario_type", "task-IL"),
         "measured_on": sorted({p.measured_on for p in probes}),
         "settings": recipe.as_dict(),
         "accuracy_matrix": matrix,
@@ -168,9 +169,13 @@ class Run:
         return str(self.result.get("recipe") or "defaults")
 
     @property
-    def setting(self) -> str:
-        """Whether the task is known when predicting: "task-incremental" and so on."""
-        return str(self.result.get("setting", "task-incremental"))
+    def scenario_type(self) -> str:
+        """Whether the task is known when predicting: "task-IL" and so on."""
+        if "scenario_type" in self.result:
+            return str(self.result["scenario_type"])
+        # Results of version 0.1 have "setting": "task-incremental".
+        before = str(self.result.get("setting", "task-incremental"))
+        return before.replace("-incremental", "-IL")
 
     @property
     def tasks(self) -> list[dict[str, Any]]:
@@ -206,7 +211,7 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """The recipe with every setting, without the seed."""
-        return dict(self.result.get("settings") or {})
+        return config.modernized(self.result.get("settings") or {})
 
     def setting_of(self, *path: str) -> Any:
         """A setting by its path, such as ("tsn", "bits"); None where it was not recorded."""

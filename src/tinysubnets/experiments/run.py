@@ -32,7 +32,7 @@ from tinysubnets.experiments.checkpoint import (
 )
 from tinysubnets.experiments.metrics import Probe, Row, measure_row
 from tinysubnets.experiments.recipe import Plan, build_architecture
-from tinysubnets.experiments.run_dir import RunFolder, explained
+from tinysubnets.experiments.run_dir import RunDir, friendly_os_errors
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport
 from tinysubnets.training.precision import pick_device
@@ -85,7 +85,7 @@ Event = TaskBegun | EpochReport | TaskLearned | Note | Finished
 class Experiment:
     """One run: its scenario, its learner and what was measured so far."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, checkpoint: Checkpoint | None = None) -> None:
+    def __init__(self, plan: Plan, folder: RunDir, checkpoint: Checkpoint | None = None) -> None:
         self.folder = folder
         self.checkpoints = Checkpoints(folder.path)
         recipe = plan.recipe
@@ -115,8 +115,8 @@ class Experiment:
         )
         self.matrix: list[Row] = []
         self.notes: list[str] = []
-        self._lesson: Any = None
-        self._resumed = None if checkpoint is None else checkpoint.lesson
+        self._trainer: Any = None
+        self._resumed = None if checkpoint is None else checkpoint.trainer
         self._seconds, self._since = 0.0, time.perf_counter()
         self._saved_at = time.monotonic()
         self._learned_is_saved = False
@@ -124,7 +124,7 @@ class Experiment:
             self._restore_(checkpoint)
 
     @classmethod
-    def begin(cls, plan: Plan, folder: RunFolder) -> Experiment:
+    def begin(cls, plan: Plan, folder: RunDir) -> Experiment:
         """A new run in an empty folder."""
         if folder.is_finished:
             raise RunError(
@@ -142,7 +142,7 @@ class Experiment:
         return experiment
 
     @classmethod
-    def resume(cls, folder: RunFolder) -> Experiment:
+    def resume(cls, folder: RunDir) -> Experiment:
         """A run that was interrupted, at its last checkpoint or at its beginning."""
         kept = folder.config()
         plan = Plan.from_dict(kept)
@@ -168,14 +168,14 @@ class Experiment:
     def save_(self) -> None:
         """Write a checkpoint of this very moment; only between two steps."""
         learned = None if self._learned_is_saved else learner_state(self.learner)
-        lesson = None if self._lesson is None else self._lesson.state()
+        trainer = None if self._trainer is None else self._trainer.state()
         numbers = {
             "matrix": self.matrix,
             "notes": self.notes,
             "seconds": self.seconds,
             "metrics_bytes": self.folder.tracked_bytes(),
         }
-        self.checkpoints.save(learned, lesson, numbers)
+        self.checkpoints.save(learned, trainer, numbers)
         self._learned_is_saved = True
         self._saved_at = time.monotonic()
 
@@ -207,8 +207,8 @@ class Experiment:
         """One task from its first or resumed epoch to its row of the accuracy matrix."""
         task = self.scenario.task(index)
         yield from self._begin_lesson(task)
-        lesson = self._lesson
-        first, epochs = lesson.training.progress.epoch, self.learner.training.epochs
+        trainer = self._trainer
+        first, epochs = trainer.training.progress.epoch, self.learner.training.epochs
         yield TaskBegun(
             index,
             len(self.probes),
@@ -218,13 +218,13 @@ class Experiment:
             first,
             epochs,
         )
-        while not lesson.finished:
-            report = lesson.epoch()
+        while not trainer.finished:
+            report = trainer.epoch()
             self.folder.track({"index": index} | asdict(report))
             self._save_if_due_()
             yield report
-        lesson.finish()
-        self._lesson, self._learned_is_saved = None, False
+        trainer.finish()
+        self._trainer, self._learned_is_saved = None, False
         row = measure_row(self.learner, self.probes, index)
         self.matrix.append(row)
         learned = TaskLearned(index, len(self.probes), self.learner.reports[task.name], row)
@@ -236,7 +236,7 @@ class Experiment:
         """Set up the task's lesson, at the epoch of the checkpoint where there is one."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            self._lesson = self.learner.begin(task)
+            self._trainer = self.learner.begin(task)
         for warning in caught:
             text = str(warning.message)
             if not issubclass(warning.category, CapacityWarning):
@@ -248,7 +248,7 @@ class Experiment:
                 self.folder.log(text)
                 yield Note(text)
         if self._resumed is not None:
-            self._lesson.restore_(*self._resumed)
+            self._trainer.restore_(*self._resumed)
             self._resumed = None
 
     def _finish(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class Experiment:
         folder = self.folder.path / "model"
         # Of a process that was killed between its model and its result.
         shutil.rmtree(folder, ignore_errors=True)
-        with explained(self.folder.path):
+        with friendly_os_errors(self.folder.path):
             self.learner.save(folder)
         file = folder / "model.safetensors"
         return file.stat().st_size if file.exists() else None

@@ -44,7 +44,7 @@ _REASONS = {
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
+def friendly_os_errors(path: Path) -> Iterator[None]:
     """Turn errors of the disk into one message that says what to do."""
     try:
         yield
@@ -59,7 +59,7 @@ def explained(path: Path) -> Iterator[None]:
         raise RunError(message) from error
 
 
-class RunFolder:
+class RunDir:
     """A run folder held by this process, until it is closed."""
 
     def __init__(self, path: str | Path) -> None:
@@ -67,8 +67,8 @@ class RunFolder:
         self._lock: int | None = None
         self._is_new = False
 
-    def __enter__(self) -> RunFolder:
-        with explained(self.path):
+    def __enter__(self) -> RunDir:
+        with friendly_os_errors(self.path):
             self._is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.path / ".lock")
@@ -78,7 +78,7 @@ class RunFolder:
                 f"{self.path} is in use by another process{holder and f' ({holder})'}. "
                 "Wait for it to end, or choose another folder with --out."
             )
-        with explained(self.path):
+        with friendly_os_errors(self.path):
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
         return self
@@ -111,12 +111,15 @@ class RunFolder:
     def log(self, line: str) -> None:
         """Add a line with the time to the log."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        with explained(self.path), open(self.path / "log.txt", "a", encoding="utf-8") as file:
+        with (
+            friendly_os_errors(self.path),
+            open(self.path / "log.txt", "a", encoding="utf-8") as file,
+        ):
             file.write(f"{stamp} {line}\n")
 
     def track(self, values: Mapping[str, Any]) -> None:
         """Add a line of metrics."""
-        with explained(self.path), open(self.path / "metrics.jsonl", "ab") as file:
+        with friendly_os_errors(self.path), open(self.path / "metrics.jsonl", "ab") as file:
             file.write((json.dumps(plain(values)) + "\n").encode())
 
     def tracked_bytes(self) -> int:
@@ -124,7 +127,7 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return 0
-        with explained(self.path), open(path, "rb") as file:
+        with friendly_os_errors(self.path), open(path, "rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
 
@@ -132,7 +135,7 @@ class RunFolder:
         """Drop the metrics of epochs after a checkpoint: they are about to be repeated."""
         path = self.path / "metrics.jsonl"
         if path.exists():
-            with explained(self.path):
+            with friendly_os_errors(self.path):
                 os.truncate(path, min(keep_bytes, path.stat().st_size))
 
     def config(self) -> dict[str, Any]:
@@ -151,7 +154,7 @@ class RunFolder:
                 f"{values.get('run', {}).get('library', 'of an unknown version')}; this version "
                 f"works with format {FORMAT}. Go on with that version; the folder is unchanged."
             )
-        return values
+        return config.modernized(values)
 
     def write_config(self, values: Mapping[str, Any]) -> None:
         """Write the effective settings."""
@@ -177,7 +180,7 @@ def _locked(path: Path) -> int | None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: lists, texts as keys, and null for what is no finite number."""
+    """The value as JSON has it: lists, strings as keys, and null for what is no finite number."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -193,7 +196,7 @@ def replace_file(path: Path, data: bytes, run: Path | None = None) -> None:
     `run` is the run folder that errors name, by default the folder of the file.
     """
     beside = path.with_name(f".{path.name}.new")
-    with explained(run or path.parent):
+    with friendly_os_errors(run or path.parent):
         try:
             with open(beside, "wb") as file:
                 file.write(data)

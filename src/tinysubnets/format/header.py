@@ -14,9 +14,9 @@ from tinysubnets.errors import ArtifactError, DamageError, TaskError
 from tinysubnets.format.container import VERSION
 from tinysubnets.format.sections import DTYPES, MAX_DIMENSIONS
 from tinysubnets.model.subnet import Sample, Subnet
-from tinysubnets.nn.architecture import Architecture, Specification
+from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.layout import Layout
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label
 from tinysubnets.version import __version__
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 MAX_NUMEL = 1 << 40
-FEW = 4  # a normalisation of so many channels stands in the config, a longer one in its section
+FEW = 4  # a normalization of so many channels stands in the config, a longer one in its section
 
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """What the config says of one task; `channels` counts a normalisation kept in its section."""
+    """What the config says of one task; `channels` counts a normalization kept in its section."""
 
     name: str
     classes: tuple[Label, ...]
     bank: int
     bits: int
-    normalisation: Normalisation
+    normalization: Normalization
     channels: int
     one_codebook: bool
     sample: Sample | None
@@ -55,21 +55,21 @@ class Manifest:
 
     head: str
     layout: Layout
-    private: tuple[Specification, ...]
+    task_params: tuple[TensorSpec, ...]
     outputs: frozenset[str]
     constants: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     rebuild: dict[str, Any] | None
     tasks: tuple[TaskEntry, ...]
 
-    def private_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of a task's private tensors."""
+    def task_param_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of a task's task-specific parameters."""
         return {
             s.name: (num_classes, *s.shape[1:]) if s.name in self.outputs else s.shape
-            for s in self.private
+            for s in self.task_params
         }
 
     def in_head(self, name: str) -> bool:
-        """Whether a private tensor belongs to the head."""
+        """Whether a task-specific parameter belongs to the head."""
         return name.startswith(f"{self.head}.")
 
     @property
@@ -82,8 +82,10 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
     """The checked config of a file of that size; damage is named by its place."""
     architecture = _table(config.get("architecture"), "architecture")
     shared = _specifications(architecture.get("shared"), "shared")
-    private = _specifications(architecture.get("private"), "private")
-    if not shared or len({s.name for s in (*shared, *private)}) != len(shared) + len(private):
+    task_params = _specifications(architecture.get("private"), "private")
+    if not shared or len({s.name for s in (*shared, *task_params)}) != len(shared) + len(
+        task_params
+    ):
         raise DamageError("config: the names of the network's tensors are not distinct.")
     if any(0 in s.shape for s in shared):
         raise DamageError("config: a shared tensor without values.")
@@ -94,8 +96,8 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
     manifest = Manifest(
         head=_text(architecture.get("head"), "head"),
         layout=Layout(shared, _whole(config.get("block"), "block", 1, 1 << 31)),
-        private=private,
-        outputs=frozenset(s.name for s in private if s.shape and s.shape[0] == 0),
+        task_params=task_params,
+        outputs=frozenset(s.name for s in task_params if s.shape and s.shape[0] == 0),
         constants=_constants(architecture.get("constants", [])),
         rebuild=None if rebuild is None else _table(rebuild, "rebuild"),
         tasks=tuple(tasks),
@@ -125,7 +127,7 @@ def _check_budget(manifest: Manifest, file_bytes: int) -> None:
     layout = manifest.layout
     need = 4 * layout.num_weights * manifest.num_banks
     for task in manifest.tasks:
-        shapes = manifest.private_shapes(len(task.classes)).values()
+        shapes = manifest.task_param_shapes(len(task.classes)).values()
         need += layout.num_blocks // 8 + 4 * sum(math.prod(s) for s in shapes)
     most = 8192 * file_bytes + (1 << 24)
     if need > most:
@@ -154,24 +156,24 @@ def _read_task(
         classes=classes[_whole(entry.get("classes"), f"{where}, classes", 0, known)],
         bank=_whole(entry.get("bank"), f"{where}, bank", 0, 1 << 16),
         bits=_whole(entry.get("bits"), f"{where}, bits", 1, 32),
-        normalisation=normalisation_of(mean, std, trailing),
+        normalization=normalization_of(mean, std, trailing),
         channels=channels,
         one_codebook=_whole(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
         sample=kind,
     )
 
 
-def normalisation_of(
+def normalization_of(
     mean: tuple[float, ...], std: tuple[float, ...], trailing: int
-) -> Normalisation:
-    """A normalisation as read; numbers that cannot be one are damage."""
+) -> Normalization:
+    """A normalization as read; numbers that cannot be one are damage."""
     try:
-        return Normalisation(mean, std, trailing)
+        return Normalization(mean, std, trailing)
     except TaskError as error:
         raise DamageError(str(error)) from None
 
 
-def _specifications(value: Any, where: str) -> tuple[Specification, ...]:
+def _specifications(value: Any, where: str) -> tuple[TensorSpec, ...]:
     out = []
     for item in _list(value, where):
         parts = _list(item, where)
@@ -180,7 +182,7 @@ def _specifications(value: Any, where: str) -> tuple[Specification, ...]:
         constant = None
         if len(parts) == 3:
             constant = float(_float32s([parts[2]], where, exact=False)[0])
-        out.append(Specification(_text(parts[0], where), _shape(parts[1], where), constant))
+        out.append(TensorSpec(_text(parts[0], where), _shape(parts[1], where), constant))
     return tuple(out)
 
 
@@ -206,7 +208,7 @@ def _classes(value: Any) -> tuple[Label, ...]:
     labels = _list(value, "classes")
     kinds = {type(v) for v in labels}
     if not labels or len(kinds) != 1 or not kinds <= {int, str} or len(set(labels)) != len(labels):
-        raise DamageError("config: classes are distinct texts, or distinct whole numbers.")
+        raise DamageError("config: classes are distinct strings, or distinct integers.")
     if kinds == {int} and not all(-(1 << 63) <= v < 1 << 63 for v in labels):
         raise DamageError("config: a class number has more than 64 bits.")
     return tuple(labels)
@@ -240,7 +242,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise DamageError(f"config: {where} is not a text.")
+        raise DamageError(f"config: {where} is not a string.")
     return value
 
 
@@ -294,35 +296,35 @@ def _type_name(dtype: torch.dtype) -> str:
     raise ArtifactError(f"tensors of type {dtype} cannot be stored; allowed: {', '.join(DTYPES)}.")
 
 
-def _parts(normalisation: Normalisation) -> tuple[Sequence[float], Sequence[float]]:
-    return normalisation.mean, normalisation.std
+def _parts(normalization: Normalization) -> tuple[Sequence[float], Sequence[float]]:
+    return normalization.mean, normalization.std
 
 
 def _task_entry(subnet: Subnet, num_shared: int) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": subnet.name, "bank": subnet.bank, "bits": subnet.bits}
     if len(subnet.own) == 1 and num_shared > 1:
         entry["codebooks"] = 1
-    normalisation = subnet.normalisation
-    if len(normalisation.mean) > FEW:
-        entry["channels"] = len(normalisation.mean)
-    elif normalisation.mean:
+    normalization = subnet.normalization
+    if len(normalization.mean) > FEW:
+        entry["channels"] = len(normalization.mean)
+    elif normalization.mean:
         # The shortest decimal that gives the same float32.
-        mean, std = ([float(str(np.float32(v))) for v in p] for p in _parts(normalisation))
+        mean, std = ([float(str(np.float32(v))) for v in p] for p in _parts(normalization))
         entry |= {"mean": mean, "std": std}
-    if normalisation.trailing:
-        entry["trailing"] = normalisation.trailing
+    if normalization.trailing:
+        entry["trailing"] = normalization.trailing
     return entry
 
 
 def _architecture(architecture: Architecture) -> dict[str, Any]:
-    private = []
-    for s in architecture.private:
+    task_params = []
+    for s in architecture.task_params:
         shape = [0, *s.shape[1:]] if s.name in architecture.output else list(s.shape)
-        private.append([s.name, shape] if s.constant is None else [s.name, shape, s.constant])
+        task_params.append([s.name, shape] if s.constant is None else [s.name, shape, s.constant])
     out: dict[str, Any] = {
         "head": architecture.head,
         "shared": [[s.name, list(s.shape)] for s in architecture.shared],
-        "private": private,
+        "private": task_params,
     }
     if architecture.constants:
         out["constants"] = [

@@ -189,7 +189,7 @@ def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = 
             file.section(kind, task)
         contents = read_contents(file)
     for subnet in contents.subnets.values():
-        for name, tensor in subnet.private_tensors().items():
+        for name, tensor in subnet.task_tensors().items():
             if not bool(torch.isfinite(tensor).all()):
                 raise DamageError(f"task {subnet.name!r}: {name} is not finite everywhere.")
     for number, bank in enumerate(contents.banks):

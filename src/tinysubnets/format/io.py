@@ -28,7 +28,7 @@ from tinysubnets.format.header import (
     TaskEntry,
     config_of,
     manifest_of,
-    normalisation_of,
+    normalization_of,
 )
 from tinysubnets.format.sections import (
     MAX_REFERENCE,
@@ -46,20 +46,20 @@ from tinysubnets.format.sections import (
     write_tensor,
 )
 from tinysubnets.model.bank import Bank
-from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, Place, read_mask, unpack
+from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, read_mask, unpack
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.subnet import (
     FIRST_MEMBER,
     FREE_SCORES,
     SCORES,
     BankDecision,
-    Coded,
+    CodebookTensor,
     CodedMask,
     Packed,
     Subnet,
 )
 from tinysubnets.nn.layout import Layout
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
@@ -67,6 +67,10 @@ if TYPE_CHECKING:
 
 # --------------------------------------------------------------------------------------------------
 # From a store to the parts of its file, and the ledger of what each part takes.
+
+
+# Lines of the ledger whose sections have an older word, which is part of the format.
+LEDGER_LINES = {"private": "task_params"}
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,13 @@ def sections_of(store: SubnetStore) -> Sections:
     numbers = {name: i for i, name in enumerate(store.subnets)}
     for subnet in store.subnets.values():
         codes, books = write_own(subnet.own)
-        heads, private = _private(store, subnet)
+        heads, task_params = _task_params(store, subnet)
         coded = subnet.coded_mask
         if coded is None:
             raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
         divergences = {} if subnet.decision is None else subnet.decision.divergences
         memory = write_memory(subnet.memory, divergences, numbers)
-        parts = (codes, books, write_coded_mask(coded), heads, private, memory)
+        parts = (codes, books, write_coded_mask(coded), heads, task_params, memory)
         for kind, data in zip(KINDS, parts, strict=True):
             out[kind].append(data)
     records = write_records(store.settings, store.subnets.values())
@@ -115,14 +119,14 @@ def ledger_of_sizes(
     """The ledger of a file, to the byte, from the lengths of its header and sections."""
     entries = {
         subnet.name: Entry(
-            **{kind: 8 * sizes[kind][i] for kind in KINDS},
+            **{LEDGER_LINES.get(kind, kind): 8 * sizes[kind][i] for kind in KINDS},
             metadata=8 * sum(_index_bytes(sizes[kind][i]) for kind in KINDS),
         )
         for i, subnet in enumerate(subnets)
     }
     index = sum(_index_bytes(sizes[kind][0]) for kind in COMMON)
     common = Entry(
-        private=8 * sizes["constants"][0], metadata=8 * (header + index + sizes["records"][0])
+        task_params=8 * sizes["constants"][0], metadata=8 * (header + index + sizes["records"][0])
     )
     return Ledger(
         tasks=entries,
@@ -144,23 +148,23 @@ def _index_bytes(size: int) -> int:
     return len(entry.bytes()) + (HASH_BYTES if size else 0)
 
 
-def _private(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
-    """The head, and the other private tensors behind a long normalisation."""
+def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
+    """The head, and the other task-specific parameters behind a long normalization."""
     architecture = store.architecture
-    shapes = architecture.private_shapes(len(subnet.classes))
-    if set(subnet.private) != set(shapes) or dict(subnet.shapes) != shapes:
+    shapes = architecture.task_param_shapes(len(subnet.classes))
+    if set(subnet.task_params) != set(shapes) or dict(subnet.shapes) != shapes:
         raise ArtifactError(
-            f"task {subnet.name!r} has the private tensors {dict(subnet.shapes)}; "
+            f"task {subnet.name!r} has the task-specific parameters {dict(subnet.shapes)}; "
             f"its network has {shapes}."
         )
     head, other = Writer(), Writer()
-    normalisation = subnet.normalisation
-    if len(normalisation.mean) > FEW:
-        other.floats(torch.tensor(normalisation.mean), 32)
-        other.floats(torch.tensor(normalisation.std), 32)
-    for spec in architecture.private:
+    normalization = subnet.normalization
+    if len(normalization.mean) > FEW:
+        other.floats(torch.tensor(normalization.mean), 32)
+        other.floats(torch.tensor(normalization.std), 32)
+    for spec in architecture.task_params:
         inside = spec.name.startswith(f"{architecture.head}.")
-        write_tensor(head if inside else other, subnet.private[spec.name])
+        write_tensor(head if inside else other, subnet.task_params[spec.name])
     return head.bytes(), other.bytes()
 
 
@@ -255,7 +259,7 @@ class _Walk:
         self.subnets: dict[str, Subnet] = {}
 
     def task(self, number: int) -> None:
-        """Read a task's mask and own weights; its private parts and a subnet where wanted."""
+        """Read a task's mask and own weights; its task-specific parts and a subnet where wanted."""
         entry = self.manifest.tasks[number]
         if entry.bank not in self.banks:
             self.banks[entry.bank] = _GrowingBank(self.layout)
@@ -280,12 +284,14 @@ class _Walk:
         bank.num_score_references += coded.reference in (SCORES, FREE_SCORES)
         if bank.num_score_references > MAX_SCORE_REFERENCES:
             raise data.damage(f"more than {MAX_SCORE_REFERENCES} masks refer to scores.")
-        place = Place(self.layout, entry.bank, number, bank.members, bank.owned, bank.recent)
-        return coded, read_mask(coded, place)
+        context = MaskContext(
+            self.layout, entry.bank, number, bank.members, bank.owned, bank.recent
+        )
+        return coded, read_mask(coded, context)
 
     def _own(
         self, number: int, entry: TaskEntry, bank: _GrowingBank, packed: np.ndarray
-    ) -> tuple[Coded, ...]:
+    ) -> tuple[CodebookTensor, ...]:
         """The task's own weights, which go to their places in the bank."""
         new = bank.new_weights(packed)
         ends = np.searchsorted(new, [stop for _, stop in self.layout.segments])
@@ -297,10 +303,10 @@ class _Walk:
         return own
 
     def _subnet(
-        self, number: int, coded: CodedMask, packed: np.ndarray, own: tuple[Coded, ...]
+        self, number: int, coded: CodedMask, packed: np.ndarray, own: tuple[CodebookTensor, ...]
     ) -> Subnet:
         entry, record = self.manifest.tasks[number], self.records[number]
-        normalisation, private = self._private(number, entry)
+        normalization, task_params = self._task_params(number, entry)
         data = Reader(self.file.section("memory", number), "memory")
         memory, divergences = read_memory(data, [t.name for t in self.manifest.tasks[:number]])
         decision = None
@@ -310,13 +316,13 @@ class _Walk:
         return Subnet(
             name=entry.name,
             classes=entry.classes,
-            normalisation=normalisation,
+            normalization=normalization,
             bank=entry.bank,
             mask=Packed(packed, self.layout.num_blocks),  # type: ignore[arg-type]
             bits=entry.bits,
             own=own,
-            private=private,
-            shapes=self.manifest.private_shapes(len(entry.classes)),
+            task_params=task_params,
+            shapes=self.manifest.task_param_shapes(len(entry.classes)),
             memory=memory,
             decision=decision,
             valid_accuracy=record.get("accuracy", math.nan),
@@ -325,21 +331,23 @@ class _Walk:
             sample=entry.sample,
         )
 
-    def _private(self, number: int, entry: TaskEntry) -> tuple[Normalisation, dict[str, Coded]]:
+    def _task_params(
+        self, number: int, entry: TaskEntry
+    ) -> tuple[Normalization, dict[str, CodebookTensor]]:
         head = Reader(self.file.section("heads", number), "head")
-        other = Reader(self.file.section("private", number), "private tensors")
-        normalisation = entry.normalisation
+        other = Reader(self.file.section("private", number), "task-specific parameters")
+        normalization = entry.normalization
         if entry.channels:
             mean, std = (tuple(other.floats(entry.channels, 32).tolist()) for _ in range(2))
-            normalisation = normalisation_of(mean, std, entry.normalisation.trailing)
-        shapes = self.manifest.private_shapes(len(entry.classes))
+            normalization = normalization_of(mean, std, entry.normalization.trailing)
+        shapes = self.manifest.task_param_shapes(len(entry.classes))
         tensors = {
             name: read_tensor(head if self.manifest.in_head(name) else other, math.prod(shape))
             for name, shape in shapes.items()
         }
         head.done()
         other.done()
-        return normalisation, tensors
+        return normalization, tensors
 
 
 class ReadPlan:
@@ -394,9 +402,9 @@ def _reference(file: ModelFile, number: int) -> int:
 
 
 @contextmanager
-def _at(place: str) -> Iterator[None]:
+def _at(context: str) -> Iterator[None]:
     """Name the place in any damage found inside."""
     try:
         yield
     except DamageError as error:
-        raise DamageError(f"{place}: {error}") from None
+        raise DamageError(f"{context}: {error}") from None

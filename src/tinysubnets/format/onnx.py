@@ -56,7 +56,7 @@ def to_onnx(
     int8: Any = None,
     example: Any = None,
 ) -> Exported:
-    """Write one task as ONNX: raw inputs in, class scores out, any batch size.
+    """Write one task as ONNX: raw inputs in, logits out, any batch size.
 
     `packed` stores weights as codes of 4, 8 or 16 bits and a codebook, bit-identical in use. `int8`
     takes raw calibration inputs and quantizes weights and activations instead. `example` is a raw
@@ -91,7 +91,7 @@ def to_torch(
 
 
 def onnx_logits(path: str | os.PathLike[str], inputs: Any, batch_size: int = BATCH) -> np.ndarray:
-    """The class scores that onnxruntime computes for raw inputs."""
+    """The logits that onnxruntime computes for raw inputs."""
     runtime = _needed("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name

@@ -14,14 +14,14 @@ from tinysubnets import networks
 from tinysubnets.errors import ArchitectureError, DamageError, MismatchError, SettingError
 from tinysubnets.format.header import Manifest
 from tinysubnets.format.io import Contents
-from tinysubnets.nn.architecture import Architecture, Specification
+from tinysubnets.nn.architecture import Architecture, TensorSpec
 
 
 def architecture_for(contents: Contents, net: nn.Module | Architecture | None) -> Architecture:
     """The architecture of a model, from the network given or from its recorded name."""
     manifest = contents.manifest
     if isinstance(net, Architecture):
-        _compare({s.name: s.shape for s in (*net.shared, *net.private)}, manifest)
+        _compare({s.name: s.shape for s in (*net.shared, *net.task_params)}, manifest)
         _compare_shared(net, manifest)
         architecture = copy.copy(net)
     else:
@@ -32,9 +32,9 @@ def architecture_for(contents: Contents, net: nn.Module | Architecture | None) -
     architecture.rebuild = manifest.rebuild
     _take_constants(architecture, contents)
     # What a fresh vector starts from belongs to the model, whichever instance was given now.
-    constants = {s.name: s.constant for s in manifest.private}
-    architecture.private = tuple(
-        Specification(s.name, s.shape, constants[s.name]) for s in architecture.private
+    constants = {s.name: s.constant for s in manifest.task_params}
+    architecture.task_params = tuple(
+        TensorSpec(s.name, s.shape, constants[s.name]) for s in architecture.task_params
     )
     return architecture
 
@@ -43,8 +43,8 @@ def _wrapped(net: nn.Module, manifest: Manifest) -> Architecture:
     names = {s.name for s in manifest.layout.shared}
     found = {n: tuple(p.shape) for n, p in net.named_parameters()}
     buffers = {n: tuple(b.shape) for n, b in net.named_buffers()}
-    private = {s.name for s in manifest.private}
-    _compare(found | {n: s for n, s in buffers.items() if n in private}, manifest)
+    task_params = {s.name for s in manifest.task_params}
+    _compare(found | {n: s for n, s in buffers.items() if n in task_params}, manifest)
     try:
         architecture = Architecture(net, manifest.head, shared=lambda name, _: name in names)
     except ArchitectureError as error:
@@ -55,7 +55,7 @@ def _wrapped(net: nn.Module, manifest: Manifest) -> Architecture:
 
 def _compare(found: Mapping[str, tuple[int, ...]], manifest: Manifest) -> None:
     """Insist on the recorded names and shapes; a mismatch prints both sides."""
-    recorded = {s.name: s.shape for s in (*manifest.layout.shared, *manifest.private)}
+    recorded = {s.name: s.shape for s in (*manifest.layout.shared, *manifest.task_params)}
     lines = []
     for name in [*recorded, *(n for n in found if n not in recorded)]:
         ours, given = recorded.get(name), found.get(name)
@@ -108,7 +108,7 @@ def _rebuilt(manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
     settings = record.get("settings", {})
     if not isinstance(settings, dict):
         raise DamageError("config: the settings of the network are not a table.")
-    most = len(manifest.layout.shared) + len(manifest.private)
+    most = len(manifest.layout.shared) + len(manifest.task_params)
     try:
         # On the meta device nothing is allocated, whatever sizes a forged file asks for.
         with torch.device("meta"), _at_most(most):
@@ -121,8 +121,8 @@ def _rebuilt(manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
             "Give it yourself: load(…, net=…)."
         ) from error
     found = {n: tuple(p.shape) for n, p in net.named_parameters()}
-    private = {s.name for s in manifest.private}
-    found |= {n: tuple(b.shape) for n, b in net.named_buffers() if n in private}
+    task_params = {s.name for s in manifest.task_params}
+    found |= {n: tuple(b.shape) for n, b in net.named_buffers() if n in task_params}
     _compare(found, manifest)
     return _filled(net, manifest, constants)
 
@@ -147,7 +147,7 @@ def _at_most(count: int) -> Iterator[None]:
 
 def _filled(net: nn.Module, manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
     """The network with the recorded constants; matrices stay untouched and so cost no memory."""
-    start = {s.name: s.constant for s in manifest.private}
+    start = {s.name: s.constant for s in manifest.task_params}
     places: dict[
         int, nn.Parameter
     ] = {}  # not `to_empty`, which first imports half a second of code

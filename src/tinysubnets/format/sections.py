@@ -16,20 +16,20 @@ from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.errors import ArtifactError, DamageError
 from tinysubnets.format.container import canonical, parse
 from tinysubnets.model.mask_references import MAX_MAGNITUDE
-from tinysubnets.model.subnet import FREE_SCORES, SCORES, Coded, CodedMask, Subnet
-from tinysubnets.tasks.divergence import Statistics
+from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodebookTensor, CodedMask, Subnet
+from tinysubnets.tasks.divergence import InputStatistics
 
 # --------------------------------------------------------------------------------------------------
-# Coded values in bytes: the codes and codebooks of shared weights, and private tensors.
+# Coded values in bytes: the codes and codebooks of shared weights, and task-specific parameters.
 #
 # A form byte says how a list of values is stored: bits 1-5 hold the width of a code, 0 where the
-# values stand as themselves; bit 0 is set where centres or values take 32 bits instead of 16.
+# values stand as themselves; bit 0 is set where centroids or values take 32 bits instead of 16.
 
 
 MAX_CODE_BITS = 16
 
 
-def write_own(own: Sequence[Coded]) -> tuple[bytes, bytes]:
+def write_own(own: Sequence[CodebookTensor]) -> tuple[bytes, bytes]:
     """The codes and the codebooks of a task's own shared weights, a section each."""
     codes, books = Writer(), Writer()
     for coded in own:
@@ -40,12 +40,12 @@ def write_own(own: Sequence[Coded]) -> tuple[bytes, bytes]:
     return codes.bytes(), books.bytes()
 
 
-def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[Coded, ...]:
+def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[CodebookTensor, ...]:
     """The own weights of a task, `counts` of them per codebook."""
     if not any(counts):
         if data[0] or data[1]:
             raise DamageError("codes for a task that owns no weight.")
-        return tuple(Coded(torch.zeros(0)) for _ in counts)
+        return tuple(CodebookTensor(torch.zeros(0)) for _ in counts)
     codes, books = Reader(data[0], "codes"), Reader(data[1], "codebooks")
     out = [read_codes(codes, read_form(books), count) for count in counts]
     codes.done()
@@ -53,22 +53,22 @@ def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[Coded, .
     return tuple(out)
 
 
-def write_tensor(out: Writer, coded: Coded) -> None:
-    """A private tensor: its form, its centres, its codes or values."""
+def write_tensor(out: Writer, coded: CodebookTensor) -> None:
+    """A task-specific parameter: its form, its centroids, its codes or values."""
     write_form(out, coded)
     write_codes(out, coded)
 
 
-def read_tensor(data: Reader, count: int) -> Coded:
-    """A private tensor of `count` values."""
+def read_tensor(data: Reader, count: int) -> CodebookTensor:
+    """A task-specific parameter of `count` values."""
     return read_codes(data, read_form(data), count)
 
 
-def write_form(out: Writer, coded: Coded) -> None:
-    """The form byte, and for codes the number of centres less one and the centres."""
+def write_form(out: Writer, coded: CodebookTensor) -> None:
+    """The form byte, and for codes the number of centroids less one and the centroids."""
     width = 0 if coded.codes is None else coded.bits
     if coded.codes is not None and not 1 <= len(coded.values) <= 2**width <= 2**MAX_CODE_BITS:
-        raise ArtifactError(f"{len(coded.values)} centres for codes of {width} bits.")
+        raise ArtifactError(f"{len(coded.values)} centroids for codes of {width} bits.")
     out.byte(width << 1 | (coded.value_bits == 32))
     if width:
         out.varint(len(coded.values) - 1)
@@ -76,16 +76,16 @@ def write_form(out: Writer, coded: Coded) -> None:
 
 
 def read_form(data: Reader) -> tuple[int, int, torch.Tensor | None]:
-    """The width of codes (0 for none), the bits of a value, and the centres of a codebook."""
+    """The width of codes (0 for none), the bits of a value, and the centroids of a codebook."""
     form = data.byte()
     width, bits = form >> 1, 32 if form & 1 else 16
     if width > MAX_CODE_BITS:
         raise data.damage(f"codes of {width} bits; at most {MAX_CODE_BITS} are allowed.")
-    centres = data.floats(1 + data.varint(2**width - 1), bits) if width else None
-    return width, bits, centres
+    centroids = data.floats(1 + data.varint(2**width - 1), bits) if width else None
+    return width, bits, centroids
 
 
-def write_codes(out: Writer, coded: Coded) -> None:
+def write_codes(out: Writer, coded: CodebookTensor) -> None:
     """The codes behind their length, or the values themselves."""
     if coded.codes is None:
         out.floats(coded.values, coded.value_bits)
@@ -93,16 +93,18 @@ def write_codes(out: Writer, coded: Coded) -> None:
         out.block(encode_codes(coded.codes.numpy(), coded.bits))
 
 
-def read_codes(data: Reader, form: tuple[int, int, torch.Tensor | None], count: int) -> Coded:
+def read_codes(
+    data: Reader, form: tuple[int, int, torch.Tensor | None], count: int
+) -> CodebookTensor:
     """`count` values of a form that was read before."""
-    width, bits, centres = form
-    if centres is None:
-        return Coded(data.floats(count, bits))
+    width, bits, centroids = form
+    if centroids is None:
+        return CodebookTensor(data.floats(count, bits))
     codes = decode_codes(data.block(), width, count)
-    if count and int(codes.max()) >= len(centres):
-        raise data.damage(f"code {int(codes.max())} of a codebook with {len(centres)} centres.")
+    if count and int(codes.max()) >= len(centroids):
+        raise data.damage(f"code {int(codes.max())} of a codebook with {len(centroids)} centroids.")
     kind = np.uint8 if width <= 8 else np.int32
-    return Coded(centres, torch.from_numpy(codes.astype(kind, copy=False)), width)
+    return CodebookTensor(centroids, torch.from_numpy(codes.astype(kind, copy=False)), width)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ def read_coded_mask(data: Reader, num_tensors: int) -> CodedMask:
 # The memory section of a task: what tells it from others, and how far the earlier ones were.
 
 
-Memory = Statistics | Tensor | None
+Memory = InputStatistics | Tensor | None
 NOTHING, GAUSSIAN, HISTOGRAM, SAMPLES = range(4)
 MAX_DIMENSIONS = 8
 DTYPES = {
@@ -216,7 +218,7 @@ def read_raw(data: Reader, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(tuple(shape))
 
 
-def _write_statistics(out: Writer, memory: Statistics) -> None:
+def _write_statistics(out: Writer, memory: InputStatistics) -> None:
     out.byte(GAUSSIAN if memory.kind == "gaussian" else HISTOGRAM)
     out.varint(memory.count)
     out.raw(np.array([memory.floor], "<f8").tobytes())
@@ -228,12 +230,12 @@ def _write_statistics(out: Writer, memory: Statistics) -> None:
             out.floats(part, 16 if exact else 32)
 
 
-def _read_statistics(data: Reader, kind: Literal["gaussian", "histogram"]) -> Statistics:
+def _read_statistics(data: Reader, kind: Literal["gaussian", "histogram"]) -> InputStatistics:
     count = data.varint(1 << 40)
     floor = float(np.frombuffer(data.raw(8), "<f8")[0])
     size = data.varint(len(data.data))
     mean = _read_floats(data, size)
-    return Statistics(
+    return InputStatistics(
         kind, mean, _read_floats(data, size) if kind == "gaussian" else None, floor, count
     )
 

@@ -16,7 +16,7 @@ TILE = 1024
 def _valued(
     free, owned, bank, low, rate, table, place, inside, codebook, steps, QUANTIZED: tl.constexpr
 ):
-    """The value of each weight: the bank's where owned, else the free one or its centre."""
+    """The value of each weight: the bank's where owned, else the free one or its centroid."""
     value = tl.load(free + place, mask=inside, other=0.0)
     if QUANTIZED:
         step = (value - tl.load(low + codebook)) * tl.load(rate + codebook)

@@ -14,16 +14,16 @@ ROWS = 16  # ends of a part that are tried at once
 
 @triton.jit
 def _final(mean, used, K: tl.constexpr):
-    """Sorted centres, unused ones equal to the last used, rounded as `codebook.round_centres`."""
-    centre = tl.sort(tl.where(used, mean, float("inf")))
-    last = tl.max(tl.where(centre == float("inf"), float("-inf"), centre), 0)
-    centre = tl.where(last == float("-inf"), 0.0, tl.minimum(centre, last))
-    half = tl.minimum(tl.maximum(centre, -65504.0), 65504.0).to(tl.float16).to(tl.float32)
-    near = (tl.max(centre, 0) - tl.min(centre, 0)) * 0.00048828125
-    rough = (tl.abs(centre) >= 65520.0) | (tl.abs(half - centre) > near)  # the first: infinite
-    merged = (half[:, None] == half[None, :]) & (centre[:, None] != centre[None, :])
+    """Sorted centroids, unused ones equal to the last used, rounded by `round_centroids`."""
+    centroid = tl.sort(tl.where(used, mean, float("inf")))
+    last = tl.max(tl.where(centroid == float("inf"), float("-inf"), centroid), 0)
+    centroid = tl.where(last == float("-inf"), 0.0, tl.minimum(centroid, last))
+    half = tl.minimum(tl.maximum(centroid, -65504.0), 65504.0).to(tl.float16).to(tl.float32)
+    near = (tl.max(centroid, 0) - tl.min(centroid, 0)) * 0.00048828125
+    rough = (tl.abs(centroid) >= 65520.0) | (tl.abs(half - centroid) > near)  # the first: infinite
+    merged = (half[:, None] == half[None, :]) & (centroid[:, None] != centroid[None, :])
     lost = tl.sum(rough.to(tl.int32), 0) + tl.sum(tl.sum(merged.to(tl.int32), 1), 0)
-    return tl.where(lost == 0, half, centre)
+    return tl.where(lost == 0, half, centroid)
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _gain(counts, totals, sums, gains, BINS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def _divide(
-    sums, gains, bests, splits, centres, BINS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr
+    sums, gains, bests, splits, centroids, BINS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr
 ):
     """The best division of one codebook's bins into K parts, by dynamic programming.
 
@@ -83,35 +83,37 @@ def _divide(
         mean = tl.where(number == i, own, mean)
         held = tl.where(number == i, amount, held)
         end = tl.maximum(split, 0)
-    tl.store(centres + book * K + number, _final(mean, held > 0, K))
+    tl.store(centroids + book * K + number, _final(mean, held > 0, K))
 
 
 @triton.jit
 def _settle(
-    counts, totals, olds, centres, STEPS: tl.constexpr, BINS: tl.constexpr, K: tl.constexpr
+    counts, totals, olds, centroids, STEPS: tl.constexpr, BINS: tl.constexpr, K: tl.constexpr
 ):
-    """Lloyd steps of one codebook on its bins; meanwhile unused centres stay where they are."""
+    """Lloyd steps of one codebook on its bins; meanwhile unused centroids stay where they are."""
     book = tl.program_id(0)
     bins, number = tl.arange(0, BINS), tl.arange(0, K)
     count = tl.load(counts + book * BINS + bins)
     total = tl.load(totals + book * BINS + bins)
     place = (total / tl.maximum(count, 1.0)).to(tl.float32)
-    centre = tl.load(olds + book * K + number)
+    centroid = tl.load(olds + book * K + number)
     amount = tl.zeros([K], tl.float64)
     for _ in tl.static_range(STEPS):
-        code = tl.argmin(tl.abs(place[:, None] - centre[None, :]), 1)
+        code = tl.argmin(tl.abs(place[:, None] - centroid[None, :]), 1)
         member = code[:, None] == number[None, :]
         amount = tl.sum(tl.where(member, count[:, None], 0.0), 0)
         whole = tl.sum(tl.where(member, total[:, None], 0.0), 0)
         mean = (whole / tl.maximum(amount, 1.0)).to(tl.float32)
-        centre = tl.where(amount > 0, mean, centre)
-    tl.store(centres + book * K + number, _final(centre, amount > 0, K))
+        centroid = tl.where(amount > 0, mean, centroid)
+    tl.store(centroids + book * K + number, _final(centroid, amount > 0, K))
 
 
 @triton.jit
-def _border(centres, at):
-    """The middle between a centre and the next, rounded down so that x <= border is exact."""
-    exact = (tl.load(centres + at).to(tl.float64) + tl.load(centres + at + 1).to(tl.float64)) / 2
+def _border(centroids, at):
+    """The middle between a centroid and the next, rounded down so that x <= border is exact."""
+    exact = (
+        tl.load(centroids + at).to(tl.float64) + tl.load(centroids + at + 1).to(tl.float64)
+    ) / 2
     near = exact.to(tl.float32)
     bits = near.to(tl.int32, bitcast=True)
     below = tl.where(near > 0, bits - 1, tl.where(near < 0, bits + 1, -0x7FFFFFFF))
@@ -120,11 +122,11 @@ def _border(centres, at):
 
 @triton.jit
 def _tabulate(
-    centres, low, rate, table, steps, K: tl.constexpr, TABLE: tl.constexpr
+    centroids, low, rate, table, steps, K: tl.constexpr, TABLE: tl.constexpr
 ):  # fmt: skip
-    """A part of the lookup table of one codebook: the centre of each step."""
+    """A part of the lookup table of one codebook: the centroid of each step."""
     book = tl.program_id(0)
-    mine = centres + book * K
+    mine = centroids + book * K
     first = _border(mine, 0)
     width = _border(mine, K - 2) - first
     spare = tl.load(mine + K - 1) - tl.load(mine)
@@ -142,35 +144,35 @@ def _tabulate(
 
 
 def divide(count: Tensor, total: Tensor, k: int) -> Tensor:
-    """Centres [..., k], k a power of two, of the best division of bins [..., bins]."""
+    """Centroids [..., k], k a power of two, of the best division of bins [..., bins]."""
     shape, bins = count.shape[:-1], count.shape[-1]
     sums = count.new_empty(*shape, 2, bins)
     gains, bests = (count.new_empty(*shape, n, bins, dtype=torch.float32) for n in (bins, k))
     splits = count.new_empty(*shape, k, bins, dtype=torch.int32)
-    centres = count.new_empty(*shape, k, dtype=torch.float32)
+    centroids = count.new_empty(*shape, k, dtype=torch.float32)
     _gain[(shape.numel(), bins // ROWS)](
         count.contiguous(), total.contiguous(), sums, gains, BINS=bins, ROWS=ROWS, num_warps=8
     )
     _divide[(shape.numel(),)](
-        sums, gains, bests, splits, centres, BINS=bins, K=k, ROWS=ROWS, num_warps=16
+        sums, gains, bests, splits, centroids, BINS=bins, K=k, ROWS=ROWS, num_warps=16
     )
-    return centres
+    return centroids
 
 
-def settle(count: Tensor, total: Tensor, centres: Tensor, steps: int) -> Tensor:
-    """Centres [..., k], k a power of two, after Lloyd steps on bins [..., bins]."""
-    k, bins = centres.shape[-1], count.shape[-1]
-    settled = torch.empty_like(centres)
-    _settle[(centres.numel() // k,)](
-        count.contiguous(), total.contiguous(), centres.contiguous(), settled, STEPS=steps,
+def settle(count: Tensor, total: Tensor, centroids: Tensor, steps: int) -> Tensor:
+    """Centroids [..., k], k a power of two, after Lloyd steps on bins [..., bins]."""
+    k, bins = centroids.shape[-1], count.shape[-1]
+    settled = torch.empty_like(centroids)
+    _settle[(centroids.numel() // k,)](
+        count.contiguous(), total.contiguous(), centroids.contiguous(), settled, STEPS=steps,
         BINS=bins, K=k, num_warps=8,
     )  # fmt: skip
     return settled
 
 
-def tabulate_(centres: Tensor, low: Tensor, rate: Tensor, table: Tensor) -> None:
+def tabulate_(centroids: Tensor, low: Tensor, rate: Tensor, table: Tensor) -> None:
     """Write the lookup tables of codebooks [..., k], k at least 2, as `codebook.lookup_of`."""
-    k, steps = centres.shape[-1], table.shape[-1]
-    _tabulate[(centres.numel() // k, -(-steps // TABLE))](
-        centres, low, rate, table, steps, K=k, TABLE=TABLE
+    k, steps = centroids.shape[-1], table.shape[-1]
+    _tabulate[(centroids.numel() // k, -(-steps // TABLE))](
+        centroids, low, rate, table, steps, K=k, TABLE=TABLE
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @triton.jit
 def _power(BASE: tl.constexpr, exponent):
-    """BASE to the power of a whole number below 2^22, in float64."""
+    """BASE to the power of an integer below 2^22, in float64."""
     result = tl.full((), 1.0, tl.float64)
     base = tl.full((), BASE, tl.float64)
     for bit in tl.static_range(22):

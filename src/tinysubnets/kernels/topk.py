@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False
-"""Exact top-k of every segment on a GPU: a radix search in Triton, without host synchronisation.
+"""Exact top-k of every segment on a GPU: a radix search in Triton, without host synchronization.
 
 The bits of a non-negative float sort like the number. A search finds the k-th largest of each
 segment digit by digit, from the top: one pass counts the next digit of all numbers that agree with

@@ -10,7 +10,7 @@ from tinysubnets.errors import CapacityError
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
-from tinysubnets.tasks.divergence import Statistics, divergence, summarise
+from tinysubnets.tasks.divergence import InputStatistics, divergence, summarise
 from tinysubnets.tasks.task import Task, is_tokens
 
 
@@ -27,7 +27,7 @@ def balanced_sample(task: Task, count: int, seed: int) -> Tensor:
     return task.train.inputs(picked.sort().values)
 
 
-def remember(task: Task, settings: TSNSettings) -> Statistics | Tensor | None:
+def remember(task: Task, settings: TSNSettings) -> InputStatistics | Tensor | None:
     """What is kept of a task to compare later ones with: statistics, samples or nothing."""
     if settings.memory is None or settings.max_banks == 1:
         return None
@@ -35,14 +35,14 @@ def remember(task: Task, settings: TSNSettings) -> Statistics | Tensor | None:
     return samples if settings.memory == "samples" else _statistics(samples, settings.seed)
 
 
-def _statistics(memory: Statistics | Tensor, seed: int) -> Statistics:
-    if isinstance(memory, Statistics):
+def _statistics(memory: InputStatistics | Tensor, seed: int) -> InputStatistics:
+    if isinstance(memory, InputStatistics):
         return memory
     return summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
 
 
 def choose_bank(
-    store: SubnetStore, memory: Statistics | Tensor | None, settings: TSNSettings
+    store: SubnetStore, memory: InputStatistics | Tensor | None, settings: TSNSettings
 ) -> BankDecision:
     """The nearest task's bank, or a new one for a task unlike all others; with room if it must."""
     decision = _by_divergence(store, memory, settings)
@@ -50,7 +50,7 @@ def choose_bank(
 
 
 def _by_divergence(
-    store: SubnetStore, memory: Statistics | Tensor | None, settings: TSNSettings
+    store: SubnetStore, memory: InputStatistics | Tensor | None, settings: TSNSettings
 ) -> BankDecision:
     if not store.subnets:
         return BankDecision(0, "the first task opens the first bank")

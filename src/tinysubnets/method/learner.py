@@ -41,7 +41,7 @@ from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision, Subnet
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import Origin, Start, starting_point, warm_scores
+from tinysubnets.nn.init import InitialState, InitKey, initial_state, scores_from_mask
 from tinysubnets.nn.masked import Compression, TaskModule
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport, Training
@@ -72,7 +72,7 @@ class TinySubNets:
         self.pruning = config.build(PruningSettings, pruning, "pruning")
         self.device = pick_device(device)
         self.architecture = architecture
-        self.given = _given(architecture) if self.settings.init == "given" else None
+        self.pretrained = _pretrained(architecture) if self.settings.init == "pretrained" else None
         if store is None:
             store = SubnetStore(architecture, block=self.settings.block, device=self.device)
         self.store = store
@@ -88,17 +88,17 @@ class TinySubNets:
         net: nn.Module | Architecture | None = None,
         *,
         device: str | torch.device = "cpu",
-        changes: Iterable[str] = (),
+        overrides: Iterable[str] = (),
     ) -> TinySubNets:
         """The learner of a saved model, which goes on exactly as the live one would have.
 
-        `changes` are `key=value` assignments to its settings, such as "training.epochs=5".
+        `overrides` are `key=value` assignments to its settings, such as "training.epochs=5".
         """
         store = SubnetStore.load(folder, net, device=pick_device(device))
         if "tsn" not in store.settings:
             raise MismatchError("this model was not made by TinySubNets; it can only be used.")
-        changes = list(changes)
-        recorded = config.override(store.settings, changes)
+        overrides = list(overrides)
+        recorded = config.override(config.modernized(store.settings), overrides)
         try:
             return cls(
                 store.architecture,
@@ -109,7 +109,7 @@ class TinySubNets:
                 **recorded["tsn"],
             )
         except (SettingError, TypeError) as error:
-            if changes and isinstance(error, SettingError):
+            if overrides and isinstance(error, SettingError):
                 raise  # it names the setting, and most likely the change is what is wrong
             raise FormatError(f"the recorded settings are not of this version: {error}") from error
 
@@ -129,12 +129,12 @@ class TinySubNets:
         """Write the model into a folder, atomically; returns the path of its file."""
         return self.store.save(folder)
 
-    def begin(self, task: Task) -> Lesson:
+    def begin(self, task: Task) -> TaskTrainer:
         """Check a task, choose its bank, and set up its training; nothing is learned yet."""
         if not isinstance(task, Task):
             raise TaskError(f"a Task is needed, not {type(task).__name__}; see Task.from_arrays.")
         self.check_name(task.name)
-        return self._lesson(task)
+        return self._trainer(task)
 
     def check_name(self, name: str) -> None:
         """Refuse the name of a task that has been learned."""
@@ -146,13 +146,13 @@ class TinySubNets:
 
     def learn(self, task: Task) -> Subnet:
         """Learn a task to its end and keep it for ever."""
-        lesson = self.begin(task)
-        while not lesson.finished:
-            lesson.epoch()
-        return lesson.finish()
+        trainer = self.begin(task)
+        while not trainer.finished:
+            trainer.epoch()
+        return trainer.finish()
 
     def logits(self, task: str | None, inputs: Any) -> Tensor:
-        """The class scores of a learned task for raw inputs."""
+        """The logits of a learned task for raw inputs."""
         if task is None:
             raise TaskError("this method needs to know the task of its inputs: give its name.")
         return self.store.logits(task, inputs)
@@ -161,8 +161,8 @@ class TinySubNets:
         """The user's own labels for raw inputs of a learned task."""
         return self.store.predict(task, inputs)
 
-    def _lesson(self, task: Task) -> Lesson:
-        return Lesson(self, task)
+    def _trainer(self, task: Task) -> TaskTrainer:
+        return TaskTrainer(self, task)
 
     def _recorded_settings(self) -> dict[str, Any]:
         """What a saved store keeps of the learner, so that learning can go on from it."""
@@ -171,8 +171,8 @@ class TinySubNets:
             "training": config.to_dict(self.training),
             "pruning": config.to_dict(self.pruning),
         }
-        if self.given is not None:
-            recorded["given"] = _hash(self.given)
+        if self.pretrained is not None:
+            recorded["given"] = _hash(self.pretrained)
         return recorded
 
     def _check_store(self) -> None:
@@ -183,10 +183,10 @@ class TinySubNets:
                 f"block = {self.settings.block}, but the store has masks of block {block}; "
                 f"give block={block}."
             )
-        if self.store.subnets and self.given is not None:
-            if self.store.settings.get("given") != _hash(self.given):
+        if self.store.subnets and self.pretrained is not None:
+            if self.store.settings.get("given") != _hash(self.pretrained):
                 raise MismatchError(
-                    "init = 'given', but these are not the weights that learning began with; "
+                    "init = 'pretrained', but these are not the weights that learning began with; "
                     "pass the same pretrained network."
                 )
 
@@ -201,9 +201,9 @@ class TinySubNets:
             )
 
 
-def _given(architecture: Architecture) -> dict[str, Tensor]:
+def _pretrained(architecture: Architecture) -> dict[str, Tensor]:
     """A copy of the weights of the network as the user gave it."""
-    return {n: t.detach().float().cpu().clone() for n, t in architecture.given.items()}
+    return {n: t.detach().float().cpu().clone() for n, t in architecture.pretrained.items()}
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:
@@ -235,7 +235,7 @@ class TaskReport:
     pruning_seconds: float
 
 
-class Lesson:
+class TaskTrainer:
     """One task being learned: epochs one at a time, then `finish()`, which keeps it for ever."""
 
     def __init__(self, learner: TinySubNets, task: Task) -> None:
@@ -299,7 +299,10 @@ class Lesson:
     def _module(self, bank: Bank) -> TaskModule:
         """What is trained: masked weights over the bank."""
         settings, store = self.learner.settings, self.learner.store
-        keep, free = store.layout.keep(settings.density, settings.balance), bank.free_per_tensor()
+        keep, free = (
+            store.layout.keep(settings.density, settings.density_exponent),
+            bank.free_per_tensor(),
+        )
         if settings.sharing == "none":
             keep = tuple(min(k, f) for k, f in zip(keep, free, strict=True))
         elif sum(free) == 0:
@@ -309,11 +312,11 @@ class Lesson:
             settings.width_in_training,
             settings.sharing == "values",
             settings.codebooks,
-            settings.distillation,
+            settings.layer_loss_weight,
         )
         architecture = self.learner.architecture
         return TaskModule(
-            architecture, store.layout, bank.values, bank.owned, self._start(), compression
+            architecture, store.layout, bank.values, bank.owned, self._initial_state(), compression
         )
 
     def _train(self, settings: TrainingSettings) -> Training:
@@ -332,21 +335,27 @@ class Lesson:
         """The subnet of the trained module, and the seconds that post-pruning took."""
         return compress(self)
 
-    def _start(self) -> Start:
+    def _initial_state(self) -> InitialState:
         learner, settings = self.learner, self.learner.settings
-        origin = Origin(settings.seed, self.decision.bank, self.number, settings.scale)
-        start = starting_point(
-            learner.architecture, learner.store.layout, origin, self.task.num_classes, learner.given
+        init_key = InitKey(settings.seed, self.decision.bank, self.number, settings.scale)
+        start = initial_state(
+            learner.architecture,
+            learner.store.layout,
+            init_key,
+            self.task.num_classes,
+            learner.pretrained,
         )
         members = learner.store.members(self.decision.bank)
-        if settings.scores == "cold" or not members:
+        if settings.score_init == "random" or not members:
             return start
         example = members[-1]
-        if settings.warm_from == "similar" and self.decision.nearest is not None:
+        if settings.previous_mask_of == "similar" and self.decision.nearest is not None:
             near = learner.store.subnet(self.decision.nearest)
             example = near if near.bank == self.decision.bank else example
-        return Start(
-            warm_scores(start.scores, example.mask, learner.store.layout), start.free, start.private
+        return InitialState(
+            scores_from_mask(start.scores, example.mask, learner.store.layout),
+            start.free,
+            start.task_params,
         )
 
     def _try_network(self) -> None:
@@ -354,5 +363,5 @@ class Lesson:
         raw = self.task.train.inputs(torch.arange(min(2, len(self.task.train))))
         tensors = {n: t.detach() for n, t in self.module.tensors(self.module.free.detach()).items()}
         self.learner.architecture.check(
-            tensors, self.task.normalisation(raw), self.task.num_classes
+            tensors, self.task.normalization(raw), self.task.num_classes
         )

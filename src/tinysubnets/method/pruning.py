@@ -25,7 +25,7 @@ class PruningSettings:
 
     "sparsity" takes the share of weights nobody owns as `spare`, as the paper does; "bytes" the
     share of the dense size that codes and mask of the task leave over. Each step estimates its
-    normalisation statistics on `samples` training samples, and is measured in the precision of
+    normalization statistics on `samples` training samples, and is measured in the precision of
     training.
     """
 

@@ -13,27 +13,28 @@ class TSNSettings:
     """What TinySubNets does with each task.
 
     - `density`: the share of shared weights a task's mask keeps.
-    - `balance`: 0 gives every tensor that density; above, small tensors are denser, by their size
-      to this power, and large ones sparser, so that the whole has it.
+    - `density_exponent`: 0 gives every tensor that density; above, small tensors are denser, by
+      their size to this power, and large ones sparser, so that the whole has it.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
     - `training_bits`: the width while training with bits "auto".
     - `sharing`: "values" lets a task use what earlier tasks own, "none" keeps tasks disjoint.
-    - `block`: mask bits cover this many neighbours of a row, or a whole convolution kernel.
+    - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
     - `max_banks`, `threshold`: a task farther than `threshold` from all others opens a new bank
       (1 = as alike as two halves of one task) while there are fewer than `max_banks`.
     - `memory`, `memory_samples`: what is kept of how many samples to tell tasks apart.
     - `post_pruning`: whether Algorithm 2 runs after training.
-    - `scores`: "cold" starts fresh, "warm" with the mask of the bank's `warm_from` task on top.
+    - `score_init`: mask scores start "random", or with the "previous_mask" on top: that of the
+      bank's last or most similar task, as `previous_mask_of` says.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread.
     - `codebooks`: one per "layer" or one per "task".
-    - `private_bits`: how heads, biases and norms are stored; "auto" takes the narrowest form that
-      loses at most `private_tolerance` of validation accuracy.
-    - `distillation`: the weight λ of the layer-wise loss.
+    - `task_param_bits`: how heads, biases and norms are stored; "auto" takes the narrowest form
+      that loses at most `task_param_tolerance` of validation accuracy.
+    - `layer_loss_weight`: the weight λ of the layer-wise loss.
     """
 
     density: float = 0.3
-    balance: float = 0.0
+    density_exponent: float = 0.0
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4
@@ -45,50 +46,56 @@ class TSNSettings:
     memory: Literal["statistics", "samples"] | None = "statistics"
     memory_samples: int = 50
     post_pruning: bool = True
-    scores: Literal["cold", "warm"] = "cold"
-    warm_from: Literal["last", "similar"] = "last"
-    init: Literal["seeded", "given"] = "seeded"
+    score_init: Literal["random", "previous_mask"] = "random"
+    previous_mask_of: Literal["last", "similar"] = "last"
+    init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
     codebooks: Literal["layer", "task"] = "layer"
-    private_bits: Literal["auto"] | int = "auto"
-    private_tolerance: float = 0.002
-    distillation: float = 0.0
+    task_param_bits: Literal["auto"] | int = "auto"
+    task_param_tolerance: float = 0.002
+    layer_loss_weight: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _need(0 < self.density <= 1, "density", self.density, "a share above 0, at most 1")
-        _need(0 <= self.balance <= 1, "balance", self.balance, "a number from 0 to 1")
-        _need(
+        _require(0 < self.density <= 1, "density", self.density, "a share above 0, at most 1")
+        _require(
+            0 <= self.density_exponent <= 1,
+            "density_exponent",
+            self.density_exponent,
+            "a number from 0 to 1",
+        )
+        _require(
             self.bits == "auto" or self.bits in (*range(2, 9), 32),
             "bits",
             self.bits,
             "'auto', 2 to 8, or 32",
         )
-        _need(2 <= self.first_bits <= 8, "first_bits", self.first_bits, "2 to 8")
-        _need(
+        _require(2 <= self.first_bits <= 8, "first_bits", self.first_bits, "2 to 8")
+        _require(
             self.training_bits in (*range(2, 9), 32),
             "training_bits",
             self.training_bits,
             "2 to 8, or 32",
         )
-        _need(self.block >= 1, "block", self.block, "a whole number of at least 1")
-        _need(self.max_banks >= 1, "max_banks", self.max_banks, "a whole number of at least 1")
-        _need(self.threshold >= 0, "threshold", self.threshold, "a number of at least 0")
-        _need(self.memory_samples >= 4, "memory_samples", self.memory_samples, "at least 4")
-        _need(
-            self.tolerance >= 0 and self.private_tolerance >= 0,
+        _require(self.block >= 1, "block", self.block, "an integer of at least 1")
+        _require(self.max_banks >= 1, "max_banks", self.max_banks, "an integer of at least 1")
+        _require(self.threshold >= 0, "threshold", self.threshold, "a number of at least 0")
+        _require(self.memory_samples >= 4, "memory_samples", self.memory_samples, "at least 4")
+        _require(
+            self.tolerance >= 0 and self.task_param_tolerance >= 0,
             "tolerance",
             self.tolerance,
             "at least 0",
         )
-        _need(
-            self.private_bits == "auto" or self.private_bits in (4, 5, 6, 7, 8, 16, 32),
-            "private_bits",
-            self.private_bits,
+        _require(
+            self.task_param_bits == "auto" or self.task_param_bits in (4, 5, 6, 7, 8, 16, 32),
+            "task_param_bits",
+            self.task_param_bits,
             "'auto', 4 to 8, 16, or 32",
         )
-        _need(self.distillation >= 0, "distillation", self.distillation, "at least 0")
-        _need(
+        weight = self.layer_loss_weight
+        _require(weight >= 0, "layer_loss_weight", weight, "at least 0")
+        _require(
             self.memory is not None or self.max_banks == 1 or self.sharing == "none",
             "memory",
             self.memory,
@@ -108,6 +115,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _need(fine: bool, name: str, value: object, allowed: str) -> None:
+def _require(fine: bool, name: str, value: object, allowed: str) -> None:
     if not fine:
         raise SettingError(f"{name} = {value!r} is not allowed; give {allowed}.")

@@ -38,7 +38,7 @@ _ONES_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).s
 
 
 @dataclass(frozen=True)
-class Place:
+class MaskContext:
     """Where a mask stands: its bank and number, and what the bank held before it.
 
     `members` are the bank's earlier masks by their number in the bank, `owned` the bank's owned
@@ -69,25 +69,25 @@ class Place:
         return np.abs(out, out=out)
 
 
-def code_mask(mask: np.ndarray, place: Place, seed: int | None) -> CodedMask:
+def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> CodedMask:
     """The mask coded against the cheapest reference; first scores only where a seed is given."""
     packed = np.packbits(mask, bitorder="little")
-    choices = dict(place.members)
+    choices = dict(context.members)
     candidates = {FIRST_MEMBER + i: m for i, m in choices.items()}
     if choices:
-        candidates[OWNED] = place.owned
+        candidates[OWNED] = context.owned
     magnitudes: tuple[int, ...] = ()
     if seed is not None:
-        magnitudes, scores = _scores_like(mask, place, seed)
+        magnitudes, scores = _scores_like(mask, context, seed)
         candidates[SCORES] = np.packbits(scores, bitorder="little")
         if choices:
-            candidates[FREE_SCORES] = candidates[SCORES] & ~place.owned
+            candidates[FREE_SCORES] = candidates[SCORES] & ~context.owned
     # The counts of a few are near the true cost; only the most promising are worth encoding.
     best = sorted(candidates, key=lambda kind: _estimate_bits(packed, candidates[kind], len(mask)))
     kinds = best[:_ENCODED]
     references = [unpack(candidates[kind], len(mask)) for kind in kinds]
-    _, plain = encode_mask(mask, [], place.segments())
-    index, data = encode_mask(mask, references, place.segments())
+    _, plain = encode_mask(mask, [], context.segments())
+    index, data = encode_mask(mask, references, context.segments())
     if index is None or len(data) > _WORTH * len(plain):
         return CodedMask(NO_REFERENCE, plain)
     if kinds[index] in (SCORES, FREE_SCORES):
@@ -115,10 +115,10 @@ def _ones(packed: np.ndarray) -> int:
     return int(_ONES_OF_BYTE[packed].sum(dtype=np.int64))
 
 
-def read_mask(coded: CodedMask, place: Place) -> np.ndarray:
+def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:
     """The mask that was coded at this place."""
-    count = place.layout.num_blocks
-    return decode_mask(coded.data, count, _reference(coded, place), place.segments())
+    count = context.layout.num_blocks
+    return decode_mask(coded.data, count, _reference(coded, context), context.segments())
 
 
 def unpack(packed: np.ndarray, count: int) -> np.ndarray:
@@ -126,31 +126,33 @@ def unpack(packed: np.ndarray, count: int) -> np.ndarray:
     return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
 
-def _reference(coded: CodedMask, place: Place) -> np.ndarray | None:
+def _reference(coded: CodedMask, context: MaskContext) -> np.ndarray | None:
     kind = coded.reference
     if kind == NO_REFERENCE:
         return None
     if kind == OWNED:
-        return unpack(place.owned, place.layout.num_blocks)
+        return unpack(context.owned, context.layout.num_blocks)
     if kind in (SCORES, FREE_SCORES):
-        scores = _scores_above(coded.magnitudes, place, coded.seed)
+        scores = _scores_above(coded.magnitudes, context, coded.seed)
         if kind == FREE_SCORES:
-            scores &= ~unpack(place.owned, len(scores))
+            scores &= ~unpack(context.owned, len(scores))
         return scores
     member = kind - FIRST_MEMBER
-    if member not in place.members:
-        raise DamageError(f"a mask refers to task {member} of bank {place.bank}, not there yet.")
-    if place.recent is not None and place.recent[0] == member:
-        return place.recent[1]
-    return unpack(place.members[member], place.layout.num_blocks)
+    if member not in context.members:
+        raise DamageError(f"a mask refers to task {member} of bank {context.bank}, not there yet.")
+    if context.recent is not None and context.recent[0] == member:
+        return context.recent[1]
+    return unpack(context.members[member], context.layout.num_blocks)
 
 
-def _scores_like(mask: np.ndarray, place: Place, seed: int) -> tuple[tuple[int, ...], np.ndarray]:
+def _scores_like(
+    mask: np.ndarray, context: MaskContext, seed: int
+) -> tuple[tuple[int, ...], np.ndarray]:
     """The mask of the largest first scores, as many per tensor as the mask holds."""
     levels, reference = [], np.zeros(len(mask), np.bool_)
-    for tensor, (start, stop) in enumerate(place.layout.block_segments):
+    for tensor, (start, stop) in enumerate(context.layout.block_segments):
         keep = int(np.count_nonzero(mask[start:stop]))
-        sizes = place.magnitudes(seed, tensor)
+        sizes = context.magnitudes(seed, tensor)
         where = len(sizes) - keep
         level = int(np.partition(sizes, where)[where]) if keep else MAX_MAGNITUDE + 1
         np.greater_equal(sizes, level, out=reference[start:stop])
@@ -158,11 +160,11 @@ def _scores_like(mask: np.ndarray, place: Place, seed: int) -> tuple[tuple[int, 
     return tuple(levels), reference
 
 
-def _scores_above(levels: Sequence[int], place: Place, seed: int) -> np.ndarray:
+def _scores_above(levels: Sequence[int], context: MaskContext, seed: int) -> np.ndarray:
     """The mask of first scores whose magnitude is at least the tensor's level."""
-    reference = np.zeros(place.layout.num_blocks, np.bool_)
-    for tensor, (start, stop) in enumerate(place.layout.block_segments):
+    reference = np.zeros(context.layout.num_blocks, np.bool_)
+    for tensor, (start, stop) in enumerate(context.layout.block_segments):
         if levels[tensor] <= MAX_MAGNITUDE:
-            sizes = place.magnitudes(seed, tensor)
+            sizes = context.magnitudes(seed, tensor)
             np.greater_equal(sizes, np.int32(levels[tensor]), out=reference[start:stop])
     return reference

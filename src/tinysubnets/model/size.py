@@ -13,12 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-import torch
 from torch import Tensor
-
-from tinysubnets.model.bank import Bank
-from tinysubnets.model.subnet import Coded, Subnet
-from tinysubnets.nn.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,7 @@ class Entry:
     codebooks: float = 0
     masks: float = 0
     heads: float = 0
-    private: float = 0
+    task_params: float = 0
     memory: float = 0
     metadata: float = 0
 
@@ -118,52 +113,3 @@ def entropy_bits(mask: Tensor, reference: Tensor | None = None) -> float:
     if not 0 < share < 1:
         return 0.0
     return float(-(share * share.log2() + (1 - share) * (1 - share).log2()) * mask.numel())
-
-
-def weigh(coded: Coded) -> tuple[int, int]:
-    """The bits of codes and of values; values stored as themselves count as codes."""
-    values = len(coded.values) * coded.value_bits
-    return (values, 0) if coded.codes is None else (len(coded.codes) * coded.bits, values)
-
-
-def ledger_of(
-    layout: Layout, banks: Sequence[Bank], subnets: Sequence[Subnet], head: str
-) -> Ledger:
-    """The ledger of a live store: codes packed, masks by their entropy."""
-    entries: dict[str, Entry] = {}
-    owned = [torch.zeros_like(b.owned) for b in banks]
-    seen: list[list[Tensor]] = [[] for _ in banks]
-    for subnet in subnets:
-        references = [None, owned[subnet.bank], *seen[subnet.bank]]
-        sizes = [weigh(c) for c in subnet.own]
-        inside = f"{head}."
-        entries[subnet.name] = Entry(
-            codes=sum(s[0] for s in sizes),
-            codebooks=sum(s[1] for s in sizes),
-            masks=min(entropy_bits(subnet.mask, r) for r in references),
-            heads=sum(c.size_bits for n, c in subnet.private.items() if n.startswith(inside)),
-            private=sum(c.size_bits for n, c in subnet.private.items() if not n.startswith(inside)),
-            memory=memory_bits(subnet),
-        )
-        owned[subnet.bank] = owned[subnet.bank] | subnet.mask
-        seen[subnet.bank].append(subnet.mask)
-    return Ledger(
-        tasks=entries,
-        common=Entry(),
-        num_weights=layout.num_weights,
-        new_weights=tuple(s.num_new for s in subnets),
-        bits=tuple(s.bits for s in subnets),
-        raw_mask_bits=layout.num_blocks * len(subnets),
-        samples_kept=any(isinstance(s.memory, Tensor) for s in subnets),
-    )
-
-
-def memory_bits(subnet: Subnet) -> int:
-    """What the task's memory takes: its samples, or its means and variances in float16."""
-    memory = subnet.memory
-    if memory is None:
-        return 0
-    if isinstance(memory, Tensor):
-        return memory.numel() * memory.element_size() * 8
-    count = len(memory.mean) + (0 if memory.variance is None else len(memory.variance))
-    return count * 16 + 32

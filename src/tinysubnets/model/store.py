@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.model.bank import Bank
-from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, Place, code_mask
+from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodedMask, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.checks import as_tensor
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.training.precision import arithmetic
 
 DEFAULT_BATCH = 500
@@ -96,14 +96,14 @@ class SubnetStore:
         seed = self.settings.get("tsn", {}).get("seed")
         if sum(k in (SCORES, FREE_SCORES) for k in kinds) >= MAX_SCORE_REFERENCES:
             seed = None
-        place = Place(
+        context = MaskContext(
             self.layout,
             subnet.bank,
             len(self.subnets),
             {i: m.packed_mask for i, m in enumerate(members)},
             np.packbits(self.banks[subnet.bank].owned.numpy(), bitorder="little"),
         )
-        return code_mask(subnet.mask.numpy(), place, seed)
+        return code_mask(subnet.mask.numpy(), context, seed)
 
     def weights(self, task: str) -> Tensor:
         """The task's shared weights, flat: its bank's values under its mask, else 0."""
@@ -114,9 +114,7 @@ class SubnetStore:
     def tensors(self, task: str) -> dict[str, Tensor]:
         """All tensors the network needs for a task, decoded, by the user's own names."""
         if self._used is None or self._used[0] != task:
-            tensors = (
-                self.architecture.split(self.weights(task)) | self.subnet(task).private_tensors()
-            )
+            tensors = self.architecture.split(self.weights(task)) | self.subnet(task).task_tensors()
             tensors |= self.architecture.constants
             self._used = (task, {n: t.to(self.device) for n, t in tensors.items()})
         return self._used[1]
@@ -124,8 +122,8 @@ class SubnetStore:
     @arithmetic("float32", deterministic=True)
     @torch.no_grad()
     def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
-        """The task's class scores for raw inputs, one row per sample, on the CPU."""
-        tensors, normalise = self.tensors(task), self.subnet(task).normalisation
+        """The task's logits for raw inputs, one row per sample, on the CPU."""
+        tensors, normalize = self.tensors(task), self.subnet(task).normalization
         try:
             raw = as_tensor(inputs)
         except TypeError as error:
@@ -135,10 +133,10 @@ class SubnetStore:
                 f"task {task!r} cannot take inputs of type {raw.dtype}; give uint8 or float images "
                 "and vectors, or integer tokens."
             )
-        normalise.check(task, raw)
+        normalize.check(task, raw)
         try:
             parts = [
-                self.architecture(tensors, normalise(part.to(self.device))).cpu()
+                self.architecture(tensors, normalize(part.to(self.device))).cpu()
                 for part in raw.split(batch_size)
             ]
         except (RuntimeError, IndexError, ValueError) as error:
@@ -155,23 +153,23 @@ class SubnetStore:
         self.subnet(task).check_scale(as_tensor(inputs))
         if bad := torch.isnan(logits).any(1).nonzero().flatten().tolist():
             raise TaskError(
-                f"task {task!r}: the class scores of {len(bad)} samples are NaN (first: sample "
+                f"task {task!r}: the logits of {len(bad)} samples are NaN (first: sample "
                 f"{bad[0]}); look for NaN or infinite values in the inputs."
             )
         return classes[logits.argmax(1).numpy()]
 
     def module(self, task: str) -> nn.Module:
-        """A plain module for one task: raw inputs in, class scores out, nothing of this package.
+        """A plain module for one task: raw inputs in, logits out, nothing of this package.
 
-        It is a `torch.fx.GraphModule` around the user's own network, with the normalisation inside.
+        It is a `torch.fx.GraphModule` around the user's own network, with the normalization inside.
         """
         net = self.architecture.build({n: t.cpu() for n, t in self.tensors(task).items()})
-        normalisation = self.subnet(task).normalisation
+        normalization = self.subnet(task).normalization
         root, graph = nn.Module(), torch.fx.Graph()
         root.add_module("network", net)
         node = graph.placeholder("inputs")
-        if normalisation.mean:
-            mean, factor = normalisation.tensors()
+        if normalization.mean:
+            mean, factor = normalization.tensors()
             root.register_buffer("input_mean", mean)
             root.register_buffer("input_factor", factor)
             node = graph.call_method("float", (node,))
@@ -259,14 +257,14 @@ class SubnetStore:
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:
     """The subnet with every number as a file keeps it, so that saving changes nothing."""
-    old, decision = subnet.normalisation, subnet.decision
+    old, decision = subnet.normalization, subnet.decision
     mean, std = (tuple(float(np.float32(v)) for v in part) for part in (old.mean, old.std))
     if decision is not None:
         rounded = {n: float(np.float32(v)) for n, v in decision.divergences.items()}
         decision = replace(decision, divergences=rounded)
     return replace(
         subnet,
-        normalisation=Normalisation(mean, std, old.trailing),
+        normalization=Normalization(mean, std, old.trailing),
         decision=decision,
         coded_mask=coded_mask,
     )

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinysubnets.nn.codebook import assign, fit, round_centres
-from tinysubnets.tasks.divergence import Statistics
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.nn.codebook import assign, fit, round_centroids
+from tinysubnets.tasks.divergence import InputStatistics
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label
 
 
 @dataclass(frozen=True)
-class Coded:
-    """Values as they are stored: codes into a few centres, or the values themselves.
+class CodebookTensor:
+    """Values as they are stored: codes into a few centroids, or the values themselves.
 
-    `values` holds the centres, or without `codes` the values in order. They take 16 bits each where
-    all of them are exact in float16, else 32.
+    `values` holds the centroids, or without `codes` the values in order. They take 16 bits each
+    where all of them are exact in float16, else 32.
     """
 
     values: Tensor
@@ -44,25 +44,25 @@ class Coded:
 
     @property
     def size_bits(self) -> int:
-        """The plain packed size: all codes plus all centres."""
+        """The plain packed size: all codes plus all centroids."""
         codes = 0 if self.codes is None else len(self.codes) * self.bits
         return codes + len(self.values) * self.value_bits
 
 
-def code(values: Tensor, bits: int, *, centres: Tensor | None = None) -> Coded:
+def code(values: Tensor, bits: int, *, centroids: Tensor | None = None) -> CodebookTensor:
     """Values coded with `bits` bits each: 32 keeps them, 16 rounds them, fewer use a codebook.
 
-    Where there are no more values than centres, the values themselves are kept.
+    Where there are no more values than centroids, the values themselves are kept.
     """
     values = values.detach().float().cpu()
     if bits >= 32:
-        return Coded(values.clone())
+        return CodebookTensor(values.clone())
     if bits >= 16 or len(values) <= 2**bits:
-        return Coded(round_centres(values) if bits < 16 else _halved(values))
-    if centres is None:
-        centres = fit(values, 2**bits)
-    centres = round_centres(centres)
-    return Coded(centres, assign(values, centres).to(torch.uint8), bits)
+        return CodebookTensor(round_centroids(values) if bits < 16 else _halved(values))
+    if centroids is None:
+        centroids = fit(values, 2**bits)
+    centroids = round_centroids(centroids)
+    return CodebookTensor(centroids, assign(values, centroids).to(torch.uint8), bits)
 
 
 def _halved(values: Tensor) -> Tensor:
@@ -135,23 +135,24 @@ class _PackedBits:
 
 @dataclass(frozen=True)
 class Subnet:
-    """One learned task: its bank, mask, own coded weights, private tensors and what it remembers.
+    """One learned task: its bank, mask, own coded weights, task-specific parameters and memory.
 
     `own` has one entry per shared tensor, or one for all: the weights that this task was the first
-    of its bank to use, in the order of the flat vector. `shapes` are those of the private tensors.
-    `coded_mask` is made once, when the task is claimed. `sample` tells what raw inputs look like.
+    of its bank to use, in the order of the flat vector. `shapes` are those of the task-specific
+    parameters. `coded_mask` is made once, when the task is claimed. `sample` tells what raw inputs
+    look like.
     """
 
     name: str
     classes: tuple[Label, ...]
-    normalisation: Normalisation
+    normalization: Normalization
     bank: int
     mask: Tensor
     bits: int
-    own: tuple[Coded, ...]
-    private: Mapping[str, Coded]
+    own: tuple[CodebookTensor, ...]
+    task_params: Mapping[str, CodebookTensor]
     shapes: Mapping[str, tuple[int, ...]]
-    memory: Statistics | Tensor | None = None
+    memory: InputStatistics | Tensor | None = None
     decision: BankDecision | None = None
     valid_accuracy: float = float("nan")
     owned_before_pruning: float = float("nan")
@@ -178,11 +179,11 @@ class Subnet:
     def check_scale(self, inputs: Tensor) -> None:
         """Refuse inputs scaled to fractions of 1 where the task was learned from raw pixels."""
         if self.sample is not None:
-            self.normalisation.check_scale(self.name, inputs, self.sample.dtype)
+            self.normalization.check_scale(self.name, inputs, self.sample.dtype)
 
-    def private_tensors(self) -> dict[str, Tensor]:
-        """The private tensors as the network takes them, by name."""
-        return {n: c.decode().reshape(self.shapes[n]) for n, c in self.private.items()}
+    def task_tensors(self) -> dict[str, Tensor]:
+        """The task-specific parameters as the network takes them, by name."""
+        return {n: c.decode().reshape(self.shapes[n]) for n, c in self.task_params.items()}
 
 
 Subnet.mask = _PackedBits()  # type: ignore[assignment]  # after the class: it is no default value

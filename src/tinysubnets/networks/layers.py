@@ -1,4 +1,4 @@
-"""Layers that several networks share: the choice of normalisation, and checks of settings."""
+"""Layers that several networks share: the choice of normalization, and checks of settings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ NORMS = ("batch", "group", "none")
 
 
 def check_norm(norm: str) -> None:
-    """Refuse a kind of normalisation that does not exist."""
+    """Refuse a kind of normalization that does not exist."""
     if norm not in NORMS:
         raise SettingError(unknown("norm", norm, NORMS))
 
 
 def norm2d(norm: str, channels: int) -> nn.Module:
-    """The normalisation after a convolution; groups of about 16 channels for `group`."""
+    """The normalization after a convolution; groups of about 16 channels for `group`."""
     check_norm(norm)
     if norm == "batch":
         return nn.BatchNorm2d(channels)
@@ -27,7 +27,7 @@ def norm2d(norm: str, channels: int) -> nn.Module:
 
 
 def norm1d(norm: str, features: int) -> nn.Module:
-    """The normalisation after a linear layer; one group of all features for `group`."""
+    """The normalization after a linear layer; one group of all features for `group`."""
     check_norm(norm)
     if norm == "batch":
         return nn.BatchNorm1d(features)

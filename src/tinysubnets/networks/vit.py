@@ -30,7 +30,7 @@ class Attention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention and a two-layer network, each normalised before and added to its input."""
+    """Attention and a two-layer network, each normalized before and added to its input."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: int, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An architecture: the user's network as code, and the names of its shared and private tensors.
+"""An architecture: the user's network as code, and the names of its tensors.
 
 The network becomes a stateless copy without values; every forward pass hands it the tensors of one
 task. So one network serves any number of tasks, no layer type needs code of its own, and nothing is
@@ -20,21 +20,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from tinysubnets.errors import ArchitectureError
 
-# --------------------------------------------------------------------------------------------------
-# An architecture: the user's network as code, and the names of its shared and private tensors.
-#
-# The network becomes a blueprint without values; every forward pass hands it the tensors of one
-# task.
-# So one network serves any number of tasks, no layer type needs code of its own, and nothing is
-# ever
-# overwritten in place.
-
-
 Rule = Callable[[str, Tensor], bool]
 
 
 @dataclass(frozen=True)
-class Specification:
+class TensorSpec:
     """The name and shape of one tensor, and the constant all its values start from, if any."""
 
     name: str
@@ -77,31 +67,31 @@ class Architecture:
         self.aliases = _aliases(net)
         parameters = {n: p for n, p in net.named_parameters()}
         rule = shared or is_shared
-        inside = f"{head}."
-        self._check_untied_head(inside)
-        names = [n for n, p in parameters.items() if not n.startswith(inside) and rule(n, p)]
-        self.shared = tuple(_specify(n, parameters[n]) for n in names)
+        prefix = f"{head}."
+        self._check_untied_head(prefix)
+        names = [n for n, p in parameters.items() if not n.startswith(prefix) and rule(n, p)]
+        self.shared = tuple(_spec_of(n, parameters[n]) for n in names)
         if not self.shared:
             raise ArchitectureError(
                 f"no parameter outside the head {head!r} is shared: at least one with two or more "
                 "dimensions is needed (or a `shared` rule that accepts one)."
             )
-        self.statistics = tuple(_statistics(net))
+        self.running_stats = tuple(_running_stats(net))
         buffers = dict(net.named_buffers())
-        self.private = tuple(
-            _specify(n, t)
-            for n, t in [*parameters.items(), *((s, buffers[s]) for s in self.statistics)]
+        self.task_params = tuple(
+            _spec_of(n, t)
+            for n, t in [*parameters.items(), *((s, buffers[s]) for s in self.running_stats)]
             if n not in set(names)
         )
         counters = {n for n in buffers if n.endswith("num_batches_tracked")}
         self.constants = {
             n: b.detach().clone()
             for n, b in buffers.items()
-            if n not in self.statistics and n not in counters
+            if n not in self.running_stats and n not in counters
         }
-        self.given = {n: t.detach() for n, t in [*parameters.items(), *buffers.items()]}
+        self.pretrained = {n: t.detach() for n, t in [*parameters.items(), *buffers.items()]}
         self.output = _output_layer(net, head)
-        self._code = {mode: Blueprint(net, mode) for mode in ("train", "eval", "calibrate")}
+        self._code = {mode: StatelessModule(net, mode) for mode in ("train", "eval", "calibrate")}
 
     @property
     def num_shared(self) -> int:
@@ -109,9 +99,9 @@ class Architecture:
         return sum(s.numel for s in self.shared)
 
     @property
-    def has_statistics(self) -> bool:
-        """Whether the network normalises by running statistics of its batches."""
-        return bool(self.statistics)
+    def has_running_stats(self) -> bool:
+        """Whether the network normalizes by running statistics of its batches."""
+        return bool(self.running_stats)
 
     def code(self, mode: Mode) -> nn.Module:
         """The network without values: in training, in evaluation, or estimating its statistics."""
@@ -120,14 +110,14 @@ class Architecture:
     def __call__(
         self, tensors: Mapping[str, Tensor], inputs: Tensor, mode: Mode = "eval"
     ) -> Tensor:
-        """The network's output for normalised inputs with the given tensors in place."""
+        """The network's output for normalized inputs with the given tensors in place."""
         return self._code[mode](tensors, inputs)
 
-    def private_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of all private tensors of a task: the head has exactly its classes."""
+    def task_param_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the task-specific parameters: the head has exactly the task's classes."""
         return {
             s.name: (num_classes, *s.shape[1:]) if s.name in self.output else s.shape
-            for s in self.private
+            for s in self.task_params
         }
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
@@ -168,10 +158,10 @@ class Architecture:
         return net
 
     def check(self, tensors: Mapping[str, Tensor], inputs: Tensor, num_classes: int) -> None:
-        """Try the network on a few normalised inputs, forward and backward; explain what fails."""
+        """Try the network on a few normalized inputs, forward and backward; explain what fails."""
         state = {n: t.detach().clone() for n, t in {**tensors, **self.constants}.items()}
         before = {n: t.clone() for n, t in state.items()}
-        given = f"{inputs.dtype} inputs of shape {tuple(inputs.shape)}"
+        pretrained = f"{inputs.dtype} inputs of shape {tuple(inputs.shape)}"
         # Forked: a trial must not move the caller's random numbers.
         with torch.random.fork_rng(devices=[]):
             try:
@@ -179,7 +169,7 @@ class Architecture:
                     output = self(state, inputs, "eval")
             except Exception as error:
                 raise ArchitectureError(
-                    f"the network fails on {given}: {type(error).__name__}: {error}"
+                    f"the network fails on {pretrained}: {type(error).__name__}: {error}"
                 ) from error
             if not isinstance(output, Tensor) or output.shape != (len(inputs), num_classes):
                 shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -188,19 +178,21 @@ class Architecture:
                     f"({len(inputs)}, {num_classes}). Is {self.head!r} the last layer?"
                 )
             self._check_unchanged(before, state)
-            self._check_backward(state, inputs, given)
-        self._check_unchanged(before, state, self.statistics)
+            self._check_backward(state, inputs, pretrained)
+        self._check_unchanged(before, state, self.running_stats)
 
-    def _check_backward(self, state: dict[str, Tensor], inputs: Tensor, given: str) -> None:
+    def _check_backward(self, state: dict[str, Tensor], inputs: Tensor, pretrained: str) -> None:
         """Try one training step, in which activation checkpointing would show itself."""
-        learned = [s.name for s in (*self.shared, *self.private) if s.name not in self.statistics]
+        learned = [
+            s.name for s in (*self.shared, *self.task_params) if s.name not in self.running_stats
+        ]
         try:
             with torch.enable_grad():
                 trial = state | {n: state[n].clone().requires_grad_() for n in learned}
                 self(trial, inputs, "train").sum().backward()
         except Exception as error:
             raise ArchitectureError(
-                f"the network cannot be trained on {given}: {type(error).__name__}: {error}. "
+                f"the network cannot be trained on {pretrained}: {type(error).__name__}: {error}. "
                 "If it uses activation checkpointing, turn that off: checkpointing runs layers "
                 "again outside the forward pass, where they hold no values."
             ) from error
@@ -212,12 +204,12 @@ class Architecture:
         if changed:
             raise ArchitectureError(
                 f"the forward pass changes the tensors {changed}; only running statistics of "
-                "normalisation layers may change, and only in training."
+                "normalization layers may change, and only in training."
             )
 
-    def _check_untied_head(self, inside: str) -> None:
+    def _check_untied_head(self, prefix: str) -> None:
         for alias, name in self.aliases.items():
-            if alias.startswith(inside) != name.startswith(inside):
+            if alias.startswith(prefix) != name.startswith(prefix):
                 raise ArchitectureError(
                     f"the head's {alias!r} is tied to {name!r}; a head belongs to "
                     "one task alone, so give it weights of its own."
@@ -229,7 +221,7 @@ def is_shared(name: str, tensor: Tensor) -> bool:
     return tensor.ndim >= 2 and tensor.shape[0] > 1 and math.prod(tensor.shape[1:]) > 1
 
 
-def _specify(name: str, tensor: Tensor) -> Specification:
+def _spec_of(name: str, tensor: Tensor) -> TensorSpec:
     """The tensor's name and shape, and its constant where all its values are equal."""
     values = tensor.detach()
     constant = None
@@ -237,7 +229,7 @@ def _specify(name: str, tensor: Tensor) -> Specification:
     least = 2 if "bias" in name.rpartition(".")[2] else 1
     if values.numel() >= least and tensor.ndim < 2 and bool((values == values.flatten()[0]).all()):
         constant = float(values.flatten()[0])
-    return Specification(name, tuple(tensor.shape), constant)
+    return TensorSpec(name, tuple(tensor.shape), constant)
 
 
 def _aliases(net: nn.Module) -> dict[str, str]:
@@ -251,8 +243,8 @@ def _aliases(net: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def _statistics(net: nn.Module) -> Iterator[str]:
-    """The names of running means and variances of normalisation layers."""
+def _running_stats(net: nn.Module) -> Iterator[str]:
+    """The names of running means and variances of normalization layers."""
     for prefix, module in net.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             for leaf in ("running_mean", "running_var"):
@@ -282,26 +274,26 @@ def _output_layer(net: nn.Module, head: str) -> tuple[str, ...]:
 
 
 Mode = Literal["train", "eval", "calibrate"]
-Place = tuple[dict[str, Any], str]  # who holds a tensor, and under what name
+TensorSlot = tuple[dict[str, Any], str]  # who holds a tensor, and under what name
 
 
-class Blueprint:
+class StatelessModule:
     """A copy of a network on the meta device, ties kept, in one of three modes.
 
-    In training, in evaluation, or in evaluation but for normalisation layers, which take and
+    In training, in evaluation, or in evaluation but for normalization layers, which take and
     keep the statistics of the batch. Of several threads one computes at a time: the network has
     room for the tensors of one task.
     """
 
     def __init__(self, net: nn.Module, mode: Mode) -> None:
-        self.__setstate__({"net": _hollow(net, mode)})
+        self.__setstate__({"net": _meta_copy(net, mode)})
 
     def __getstate__(self) -> dict[str, Any]:
         return {"net": self.net}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.net: nn.Module = state["net"]
-        self._places = _places(self.net)  # looked up anew: a copy may hold its tensors elsewhere
+        self._slots = _slots(self.net)  # looked up anew: a copy may hold its tensors elsewhere
         self._lock = threading.RLock()
 
     def __call__(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
@@ -316,7 +308,7 @@ class Blueprint:
         with self._lock:
             try:
                 for name, tensor in tensors.items():
-                    for holder, leaf in self._places.get(name, ()):
+                    for holder, leaf in self._slots.get(name, ()):
                         before.append((holder, leaf, holder[leaf]))
                         holder[leaf] = tensor
                 output: Tensor = self.net(inputs)
@@ -326,7 +318,7 @@ class Blueprint:
         return output
 
 
-def _hollow(net: nn.Module, mode: Mode) -> nn.Module:
+def _meta_copy(net: nn.Module, mode: Mode) -> nn.Module:
     """The copy of the network in its mode."""
     memo: dict[int, Any] = {}
     for parameter in net.parameters():
@@ -345,9 +337,9 @@ def _hollow(net: nn.Module, mode: Mode) -> nn.Module:
     return code
 
 
-def _places(net: nn.Module) -> dict[str, list[Place]]:
+def _slots(net: nn.Module) -> dict[str, list[TensorSlot]]:
     """Where the network holds each tensor, under its first name; tied ones in several places."""
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[TensorSlot]] = {}
     first: dict[int, str] = {}
     for prefix, module in net.named_modules():
         for holder in (module._parameters, module._buffers):

@@ -1,7 +1,7 @@
 """Codebooks: the few values that weights are rounded to, fitted, assigned and looked up.
 
-`fit` gives the codebook that is stored; `refresh` those that training uses, for all segments of a
-flat vector at once.
+`fit` gives the codebook that is stored; `update_codebooks` those that training uses, for all
+segments of a flat vector at once.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tinysubnets.nn.topk import kernels_for, spread
 # Codebooks: nearly optimal one-dimensional k-means, deterministic.
 #
 # `fit` makes a final codebook and `assign` its codes. In training `snap` puts each value of a flat
-# vector on the nearest centre of its segment; those centres come from `refresh`.
+# vector on the nearest centroid of its segment; those centroids come from `refresh`.
 
 
 _CELLS = 1 << 16  # cells of the fine histogram; up to so many values are their own cells
 _LLOYD_STEPS = 30
 _STEPS = 4096  # steps of the lookup table
 
-Lookup = tuple[Tensor, Tensor, Tensor]  # start, steps per unit, centre of each step
+Lookup = tuple[Tensor, Tensor, Tensor]  # start, steps per unit, centroid of each step
 
 
 def fit(values: Tensor, k: int, *, bins: int | None = None) -> Tensor:
-    """The codebook of a vector: sorted float32 centres with nearly the least squared error.
+    """The codebook of a vector: sorted float32 centroids with nearly the least squared error.
 
-    `k` centres, or the distinct values themselves where there are no more than `k`. `bins` is the
+    `k` centroids, or the distinct values themselves where there are no more than `k`. `bins` is the
     number of groups for the dynamic programme; by default enough for an error within 0.1 % of the
     optimum for k up to 32 and within 2 % for k up to 256.
     """
@@ -57,55 +57,57 @@ def fit_many(values: Tensor, ks: Sequence[int], *, bins: int | None = None) -> d
     books = {}
     for k in ks:
         if len(atoms.place) <= k:
-            centres = atoms.place
+            centroids = atoms.place
         else:
-            centres = kmeans.lloyd(atoms, kmeans.centres(atoms, borders, splits, k), _LLOYD_STEPS)
-        books[k] = torch.from_numpy(np.unique(centres.astype(np.float32)))
+            centroids = kmeans.lloyd(
+                atoms, kmeans.centroids(atoms, borders, splits, k), _LLOYD_STEPS
+            )
+        books[k] = torch.from_numpy(np.unique(centroids.astype(np.float32)))
     return books
 
 
-def assign(values: Tensor, centres: Tensor) -> Tensor:
-    """The index (int64) of the nearest of the sorted `centres` [k], ties to the lower one."""
-    return torch.bucketize(values.detach().contiguous(), _middles(centres))
+def assign(values: Tensor, centroids: Tensor) -> Tensor:
+    """The index (int64) of the nearest of the sorted `centroids` [k], ties to the lower one."""
+    return torch.bucketize(values.detach().contiguous(), _middles(centroids))
 
 
-def quantize(values: Tensor, centres: Tensor) -> Tensor:
-    """Each value replaced by the nearest of the sorted `centres` [k], ties to the lower one."""
-    return centres[assign(values, centres)]
+def quantize(values: Tensor, centroids: Tensor) -> Tensor:
+    """Each value replaced by the nearest of the sorted `centroids` [k], ties to the lower one."""
+    return centroids[assign(values, centroids)]
 
 
-def round_centres(centres: Tensor) -> Tensor:
-    """Sorted centres [..., k] rounded to float16 where that loses next to nothing; float32.
+def round_centroids(centroids: Tensor) -> Tensor:
+    """Sorted centroids [..., k] rounded to float16 where that loses next to nothing; float32.
 
     A codebook is rounded as a whole if every error is at most 2**-11 of its spread and distinct
-    centres stay distinct; else it stays as it is.
+    centroids stay distinct; else it stays as it is.
     """
-    centres = centres.float()
-    half = centres.half().float()
-    spread = centres[..., -1:] - centres[..., :1]
-    fine = half.isfinite() & ((half - centres).abs() <= spread * 2.0**-11)
-    merged = (half[..., 1:] == half[..., :-1]) & (centres[..., 1:] != centres[..., :-1])
+    centroids = centroids.float()
+    half = centroids.half().float()
+    spread = centroids[..., -1:] - centroids[..., :1]
+    fine = half.isfinite() & ((half - centroids).abs() <= spread * 2.0**-11)
+    merged = (half[..., 1:] == half[..., :-1]) & (centroids[..., 1:] != centroids[..., :-1])
     whole = fine.all(-1, keepdim=True) & ~merged.any(-1, keepdim=True)
-    return torch.where(whole, half, centres)
+    return torch.where(whole, half, centroids)
 
 
-def snap(
+def nearest_centroid(
     values: Tensor,
-    centres: Tensor,
+    centroids: Tensor,
     segments: Sequence[tuple[int, int]],
     lookup: Lookup | None = None,
 ) -> Tensor:
-    """Each value of each segment as the nearest centre of that segment; forward only.
+    """Each value of each segment as the nearest centroid of that segment; forward only.
 
-    Always exactly one of the segment's `centres` [..., segments, k], found in a table over equal
-    steps between the outermost borders: within half a step of a border it may be the neighbour,
-    farther away than the nearest centre by less than one step, that is 1/4096 of the spread
+    Always exactly one of the segment's `centroids` [..., segments, k], found in a table over equal
+    steps between the outermost borders: within half a step of a border it may be the neighbor,
+    farther away than the nearest centroid by less than one step, that is 1/4096 of the spread
     (1/16384 for k > 32). Final codes come from `assign`. Outside the segments values stay.
-    `lookup` is the table of these centres, where it was made before.
+    `lookup` is the table of these centroids, where it was made before.
     """
     values, size = values.detach(), values.shape[-1]
     flat = values.reshape(-1, size)
-    low, rate, table = lookup_of(centres.detach()) if lookup is None else lookup
+    low, rate, table = lookup_of(centroids.detach()) if lookup is None else lookup
     low, rate = (x.reshape(len(flat), len(segments)) for x in (low, rate))
     table = table.reshape(len(flat), len(segments), -1)
     if values.device.type != "cpu" or torch.compiler.is_compiling():
@@ -119,44 +121,44 @@ def snap(
     return out.reshape(values.shape).to(values.dtype)
 
 
-def _middles(centres: Tensor) -> Tensor:
-    """The borders between neighbours, rounded down so that x <= border is exact in float32."""
-    exact = (centres[..., 1:].double() + centres[..., :-1].double()) / 2
+def _middles(centroids: Tensor) -> Tensor:
+    """The borders between neighbors, rounded down so that x <= border is exact in float32."""
+    exact = (centroids[..., 1:].double() + centroids[..., :-1].double()) / 2
     border = exact.float()
     below = torch.nextafter(border, torch.full_like(border, -torch.inf))
     return torch.where(border.double() > exact, below, border)
 
 
 def num_steps(k: int) -> int:
-    """The length of the table for a codebook of `k` centres."""
+    """The length of the table for a codebook of `k` centroids."""
     return _STEPS if k <= 32 else 4 * _STEPS
 
 
-def lookup_of(centres: Tensor) -> Lookup:
-    """The start, the steps per unit, and the centre of each of many equal steps, per codebook.
+def lookup_of(centroids: Tensor) -> Lookup:
+    """The start, the steps per unit, and the centroid of each of many equal steps, per codebook.
 
     The first and the last step also stand for everything beyond.
     """
-    steps = num_steps(centres.shape[-1])
-    border = _middles(centres)
+    steps = num_steps(centroids.shape[-1])
+    border = _middles(centroids)
     if border.shape[-1] == 0:
-        border = centres
+        border = centroids
     low = border[..., :1]
-    width, spare = border[..., -1:] - low, centres[..., -1:] - centres[..., :1]
+    width, spare = border[..., -1:] - low, centroids[..., -1:] - centroids[..., :1]
     width = torch.where(width > 0, width, torch.where(spare > 0, spare, 1.0))
     rate = (steps - 2) / width
     low = low - 1 / rate
     cell = ((border - low) * rate + 0.5).long().clamp(0, steps - 1)
     ahead = torch.zeros(*cell.shape[:-1], steps, dtype=torch.int64, device=cell.device)
     ahead.scatter_add_(-1, cell, torch.ones_like(cell))
-    code = ahead.cumsum(-1).clamp_max(centres.shape[-1] - 1)
-    return low[..., 0], rate[..., 0], centres.gather(-1, code)
+    code = ahead.cumsum(-1).clamp_max(centroids.shape[-1] - 1)
+    return low[..., 0], rate[..., 0], centroids.gather(-1, code)
 
 
 def _snap_fixed(
     flat: Tensor, low: Tensor, rate: Tensor, table: Tensor, segments: Sequence[tuple[int, int]]
 ) -> Tensor:
-    """`snap` in fixed shapes, for all segments at once."""
+    """`nearest_centroid` in fixed shapes, for all segments at once."""
     size, steps = flat.shape[-1], table.shape[-1]
     slot = torch.arange(low.numel(), device=flat.device).reshape(low.shape) * steps
     step = (flat - spread(low, segments, size, 0)) * spread(rate, segments, size, 0)
@@ -166,31 +168,34 @@ def _snap_fixed(
 
 
 # --------------------------------------------------------------------------------------------------
-# Codebooks in training: centres of all segments of a flat vector at once, from histograms.
+# Codebooks in training: centroids of all segments of a flat vector at once, from histograms.
 
 
 _TRAINING_CELLS = 1 << 13
-_WARM_STEPS = 4  # Lloyd steps of a refresh from the previous centres
-_UNKNOWN = 1e-4, 10.0  # the mean and the largest magnitude to expect where no centre tells of them
+_WARM_STEPS = 4  # Lloyd steps of a refresh from the previous centroids
+_UNKNOWN = (
+    1e-4,
+    10.0,
+)  # the mean and the largest magnitude to expect where no centroid tells of them
 
 
-def refresh(
+def update_codebooks(
     values: Tensor,
     weights: Tensor,
     segments: Sequence[tuple[int, int]],
     k: int,
     previous: Tensor | None = None,
 ) -> Tensor:
-    """Training centres [..., segments, k] of a flat vector [..., N], where `weights` is true.
+    """Training centroids [..., segments, k] of a flat vector [..., N], where `weights` is true.
 
-    Optimal over a histogram, or, from `previous` centres, a few Lloyd steps on it. Rounded like
-    `round_centres`, sorted; a segment with fewer than `k` values repeats its last centre, an empty
-    one has zeros. On a CPU only the chosen values are touched; elsewhere shapes are fixed and the
-    host never waits, and values are only counted, so that the result is deterministic.
+    Optimal over a histogram, or, from `previous` centroids, a few Lloyd steps on it. Rounded like
+    `round_centroids`, sorted; a segment with fewer than `k` values repeats its last centroid, an
+    empty one has zeros. On a CPU only the chosen values are touched; elsewhere shapes are fixed and
+    the host never waits, and values are only counted, so that the result is deterministic.
     """
     values, weights = values.detach(), weights.expand(values.shape)
     if values.device.type != "cpu" or torch.compiler.is_compiling():
-        return _refresh_fixed(values, weights, segments, k, previous)
+        return _update_fixed(values, weights, segments, k, previous)
     table = values.reshape(-1, values.shape[-1]).float().numpy()
     chosen = weights.reshape(-1, values.shape[-1]).numpy()
     out = np.zeros((len(table), len(segments), k), dtype=np.float32)
@@ -200,33 +205,33 @@ def refresh(
             part = numbers[start:stop][keep[start:stop]]
             part = part[np.isfinite(part)]
             if len(part):
-                centres = _train(part, k, None if olds is None else np.unique(olds[row, i]))
-                out[row, i] = np.pad(centres, (0, k - len(centres)), mode="edge")
-    return round_centres(torch.from_numpy(out)).reshape(*values.shape[:-1], len(segments), k)
+                centroids = _train(part, k, None if olds is None else np.unique(olds[row, i]))
+                out[row, i] = np.pad(centroids, (0, k - len(centroids)), mode="edge")
+    return round_centroids(torch.from_numpy(out)).reshape(*values.shape[:-1], len(segments), k)
 
 
 def _train(numbers: np.ndarray, k: int, old: np.ndarray | None) -> np.ndarray:
-    """Training centres of one segment on a CPU: warm from `old` ones while all of them are used."""
+    """Training centroids of one segment on a CPU, from `old` ones while all of them are used."""
     atoms = kmeans.atoms(numbers, _TRAINING_CELLS, k)
     if len(atoms.place) <= k:
         return atoms.place
     if old is not None and len(old) == k:
-        centres = kmeans.lloyd(atoms, old, _WARM_STEPS)
-        if len(centres) == k:
-            return centres
+        centroids = kmeans.lloyd(atoms, old, _WARM_STEPS)
+        if len(centroids) == k:
+            return centroids
     borders = kmeans.borders(atoms, max(256, 4 * k))
     splits = kmeans.divide(atoms, borders, min(k, len(borders) - 1))
-    return kmeans.lloyd(atoms, kmeans.centres(atoms, borders, splits, k), _WARM_STEPS)
+    return kmeans.lloyd(atoms, kmeans.centroids(atoms, borders, splits, k), _WARM_STEPS)
 
 
-def _refresh_fixed(
+def _update_fixed(
     values: Tensor,
     weights: Tensor,
     segments: Sequence[tuple[int, int]],
     k: int,
     previous: Tensor | None,
 ) -> Tensor:
-    """`refresh` in fixed shapes, for all segments at once."""
+    """`update_codebooks` in fixed shapes, for all segments at once."""
     flat, keep = (x.reshape(-1, values.shape[-1]) for x in (values.float(), weights))
     kernels = kernels_for(flat)
     old = None if previous is None else previous.detach().reshape(len(flat), len(segments), k)
@@ -237,8 +242,8 @@ def _refresh_fixed(
     divide, settle = _divide, _settle
     if kernels is not None and k <= 32:
         divide, settle = kernels.divide, kernels.settle
-    centres = divide(count, total, k) if old is None else settle(count, total, old, _WARM_STEPS)
-    return centres.reshape(*values.shape[:-1], len(segments), k)
+    centroids = divide(count, total, k) if old is None else settle(count, total, old, _WARM_STEPS)
+    return centroids.reshape(*values.shape[:-1], len(segments), k)
 
 
 def _extent(
@@ -253,12 +258,12 @@ def _extent(
     return scale.clamp_min(1e-30), reach.clamp_min(1e-30)
 
 
-def _extent_of(centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Much the same from the last centres, with room for values to have moved outwards.
+def _extent_of(centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """Much the same from the last centroids, with room for values to have moved outwards.
 
     A codebook that was empty has zeros, which say nothing of values that come later.
     """
-    sizes = centres.abs()
+    sizes = centroids.abs()
     scale, reach = sizes.mean(-1), 2 * sizes.amax(-1)
     known = reach > 1e-30
     return torch.where(known, scale, _UNKNOWN[0]), torch.where(known, reach, _UNKNOWN[1])
@@ -311,7 +316,7 @@ def _count_cells(
 
 
 def _divide(count: Tensor, total: Tensor, k: int) -> Tensor:
-    """The centres of the best division of the bins into `k`."""
+    """The centroids of the best division of the bins into `k`."""
     count, total = pad(count.cumsum(-1), (1, 0)), pad(total.cumsum(-1), (1, 0))
     # gain[..., j, i] of the bins from i to j: along the last axis a maximum is fastest.
     gain = (total[..., None] - total[..., None, :]).square()
@@ -330,18 +335,18 @@ def _divide(count: Tensor, total: Tensor, k: int) -> Tensor:
     return _sorted(*_means(count, total, cut))
 
 
-def _settle(count: Tensor, total: Tensor, centres: Tensor, steps: int) -> Tensor:
-    """The centres after Lloyd steps on the bins; meanwhile unused ones stay where they are."""
+def _settle(count: Tensor, total: Tensor, centroids: Tensor, steps: int) -> Tensor:
+    """The centroids after Lloyd steps on the bins; meanwhile unused ones stay where they are."""
     for _ in range(steps):
-        means, used = _lloyd_fixed(count, total, centres)
-        centres = torch.where(used, means, centres).sort(-1).values
+        means, used = _lloyd_fixed(count, total, centroids)
+        centroids = torch.where(used, means, centroids).sort(-1).values
     return _sorted(means, used)
 
 
-def _lloyd_fixed(count: Tensor, total: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+def _lloyd_fixed(count: Tensor, total: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     """The means after one Lloyd step on the bins, and which of them hold values."""
     places = torch.where(count > 0, total / count.clamp_min(1), -torch.inf).cummax(-1).values
-    border = (centres[..., 1:] + centres[..., :-1]).double() / 2
+    border = (centroids[..., 1:] + centroids[..., :-1]).double() / 2
     cut = torch.searchsorted(places, border, right=True)
     ends = torch.full_like(cut[..., :1], count.shape[-1])
     cut = torch.cat([torch.zeros_like(ends), cut, ends], -1)
@@ -349,13 +354,13 @@ def _lloyd_fixed(count: Tensor, total: Tensor, centres: Tensor) -> tuple[Tensor,
 
 
 def _means(count: Tensor, total: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean between neighbouring cuts of cumulative counts and sums, and where one exists."""
+    """The mean between neighboring cuts of cumulative counts and sums, and where one exists."""
     amount = count.gather(-1, cut).diff(dim=-1)
     return (total.gather(-1, cut).diff(dim=-1) / amount.clamp_min(1)).float(), amount > 0
 
 
 def _sorted(means: Tensor, used: Tensor) -> Tensor:
-    """Means as centres: sorted, rounded, the last one in the place of those without values."""
-    centres = torch.where(used, means, torch.inf).sort(-1).values
-    last = centres.masked_fill(centres.isinf(), -torch.inf).amax(-1, keepdim=True)
-    return round_centres(torch.minimum(centres, last).masked_fill(last.isinf(), 0.0))
+    """Means as centroids: sorted, rounded, the last one in the place of those without values."""
+    centroids = torch.where(used, means, torch.inf).sort(-1).values
+    last = centroids.masked_fill(centroids.isinf(), -torch.inf).amax(-1, keepdim=True)
+    return round_centroids(torch.minimum(centroids, last).masked_fill(last.isinf(), 0.0))

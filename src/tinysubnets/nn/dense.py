@@ -34,7 +34,7 @@ class Outputs:
             self.task_of[start:stop] = task
 
     def restrict(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The class scores with those of other tasks than the label's at minus infinity."""
+        """The logits with those of other tasks than the label's at minus infinity."""
         if not self.by_task or len(self.columns) == 1:
             return logits
         if self.task_of.device != logits.device:
@@ -65,8 +65,8 @@ class DenseModule(nn.Module):
     ) -> None:
         super().__init__()
         self.architecture, self.outputs, self.mode = architecture, outputs, mode
-        kept = {*architecture.statistics, *architecture.output}
-        specifications = (*architecture.shared, *architecture.private)
+        kept = {*architecture.running_stats, *architecture.output}
+        specifications = (*architecture.shared, *architecture.task_params)
         self.body_names = [s.name for s in specifications if s.name not in kept]
         is_trained = mode == "train"
         self.body = nn.ParameterList(
@@ -77,8 +77,11 @@ class DenseModule(nn.Module):
             [nn.Parameter(r[:num_old].clone(), requires_grad=train_old) for r in rows]
         )
         self.new = nn.ParameterList([nn.Parameter(r[num_old:].clone()) for r in rows])
-        self.statistics = nn.ParameterList(
-            [nn.Parameter(tensors[n].clone(), requires_grad=False) for n in architecture.statistics]
+        self.running_stats = nn.ParameterList(
+            [
+                nn.Parameter(tensors[n].clone(), requires_grad=False)
+                for n in architecture.running_stats
+            ]
         )
         self.constant_names = list(architecture.constants)
         for i, name in enumerate(self.constant_names):
@@ -107,19 +110,19 @@ class DenseModule(nn.Module):
         out: dict[str, Tensor] = {
             n: ps[0] if len(ps) == 1 else torch.cat([*ps]) for n, ps in self.parts().items()
         }
-        out |= dict(zip(self.architecture.statistics, self.statistics, strict=True))
+        out |= dict(zip(self.architecture.running_stats, self.running_stats, strict=True))
         constants = {n: getattr(self, f"constant_{i}") for i, n in enumerate(self.constant_names)}
         return out | constants
 
-    def measured_tensors(self) -> dict[str, Tensor]:
+    def eval_tensors(self) -> dict[str, Tensor]:
         """All tensors of the network as it would be used now."""
         return {n: t.detach() for n, t in self.tensors().items()}
 
-    def refresh_(self) -> None:
+    def update_codebooks_(self) -> None:
         """Nothing: dense weights have no codebooks to fit."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The scores of all classes for normalised inputs."""
+        """The scores of all classes for normalized inputs."""
         return self.architecture(self.tensors(), inputs, self.mode)
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a task starts from: scores, free values and private tensors.
+"""What a task starts from: scores, free values and task-specific parameters.
 
 All of it is a pure function of the seed, the bank, the task's number and the store so far, made by
 the portable generator, so that learning goes on from a file exactly as it would have gone on live.
@@ -23,16 +23,16 @@ TOKEN_DEVIATION = 0.02  # class tokens and position embeddings, as is usual for 
 
 
 @dataclass(frozen=True)
-class Start:
-    """What training begins with: flat scores and free values, private tensors by name."""
+class InitialState:
+    """What training begins with: flat scores and free values, task-specific parameters by name."""
 
     scores: Tensor
     free: Tensor
-    private: dict[str, Tensor]
+    task_params: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Origin:
+class InitKey:
     """Where a task's first values come from: the seed, the bank, the task's number, the scale."""
 
     seed: int
@@ -47,19 +47,19 @@ class Origin:
         return torch.from_numpy((unit * 2 - 1) * unit.dtype.type(bound))
 
 
-def starting_point(
+def initial_state(
     architecture: Architecture,
     layout: Layout,
-    origin: Origin,
+    init_key: InitKey,
     num_classes: int,
-    given: Mapping[str, Tensor] | None = None,
-) -> Start:
-    """Fresh scores, free values and private tensors; `given` values replace random ones."""
-    free = initial_values(architecture, origin, "free")
-    if given is not None:
-        free = torch.cat([given[s.name].flatten().float().cpu() for s in architecture.shared])
-    private = initial_private(architecture, origin, num_classes, given)
-    return Start(initial_scores(architecture, layout, origin), free, private)
+    pretrained: Mapping[str, Tensor] | None = None,
+) -> InitialState:
+    """Fresh scores, free values and task-specific parameters; `pretrained` ones where given."""
+    free = initial_values(architecture, init_key, "free")
+    if pretrained is not None:
+        free = torch.cat([pretrained[s.name].flatten().float().cpu() for s in architecture.shared])
+    task_params = initial_task_params(architecture, init_key, num_classes, pretrained)
+    return InitialState(initial_scores(architecture, layout, init_key), free, task_params)
 
 
 def bound_of(shape: tuple[int, ...], scale: Scale) -> float:
@@ -69,45 +69,45 @@ def bound_of(shape: tuple[int, ...], scale: Scale) -> float:
     return math.sqrt(6 / (fan_in + fan_out)) if scale == "xavier" else math.sqrt(3 / fan_in)
 
 
-def initial_values(architecture: Architecture, origin: Origin, what: str) -> Tensor:
+def initial_values(architecture: Architecture, init_key: InitKey, what: str) -> Tensor:
     """One flat vector of random values over all shared weights."""
     parts = [
-        origin.uniform(what, s.name, s.shape, bound_of(s.shape, origin.scale))
+        init_key.uniform(what, s.name, s.shape, bound_of(s.shape, init_key.scale))
         for s in architecture.shared
     ]
     return torch.cat(parts)
 
 
-def initial_scores(architecture: Architecture, layout: Layout, origin: Origin) -> Tensor:
+def initial_scores(architecture: Architecture, layout: Layout, init_key: InitKey) -> Tensor:
     """One random score per mask block, scaled like the weights of its tensor."""
     parts = [
-        origin.uniform("scores", s.name, (b.num,), bound_of(s.shape, origin.scale))
+        init_key.uniform("scores", s.name, (b.num,), bound_of(s.shape, init_key.scale))
         for s, b in zip(architecture.shared, layout.blocks, strict=True)
     ]
     return torch.cat(parts)
 
 
-def initial_private(
+def initial_task_params(
     architecture: Architecture,
-    origin: Origin,
+    init_key: InitKey,
     num_classes: int,
-    given: Mapping[str, Tensor] | None = None,
+    pretrained: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The private tensors of a fresh task, the head with exactly its classes."""
-    shapes = architecture.private_shapes(num_classes)
+    """The task-specific parameters of a fresh task, the head with exactly its classes."""
+    shapes = architecture.task_param_shapes(num_classes)
     out = {}
-    for spec in architecture.private:
+    for spec in architecture.task_params:
         name, shape = spec.name, shapes[spec.name]
-        if given is not None and tuple(given[name].shape) == shape:
-            out[name] = given[name].detach().float().cpu().clone()
-        elif name in architecture.statistics:
+        if pretrained is not None and tuple(pretrained[name].shape) == shape:
+            out[name] = pretrained[name].detach().float().cpu().clone()
+        elif name in architecture.running_stats:
             out[name] = torch.full(shape, 1.0 if name.endswith("running_var") else 0.0)
         elif len(shape) < 2:
             out[name] = torch.full(shape, _constant(name, spec.constant))
         else:
             token = shape[0] == 1 or math.prod(shape[1:]) == 1
-            bound = TOKEN_DEVIATION * math.sqrt(3) if token else bound_of(shape, origin.scale)
-            out[name] = origin.uniform("private", name, shape, bound).reshape(shape)
+            bound = TOKEN_DEVIATION * math.sqrt(3) if token else bound_of(shape, init_key.scale)
+            out[name] = init_key.uniform("private", name, shape, bound).reshape(shape)
     return out
 
 
@@ -122,7 +122,7 @@ def _constant(name: str, constant: float | None) -> float:
     return 0.0 if "bias" in name.rpartition(".")[2] else 1.0
 
 
-def warm_scores(scores: Tensor, mask: Tensor, layout: Layout) -> Tensor:
+def scores_from_mask(scores: Tensor, mask: Tensor, layout: Layout) -> Tensor:
     """The same scores re-ranked within each tensor so that an earlier mask is exactly on top."""
     out = scores.clone()
     for i, j in layout.block_segments:

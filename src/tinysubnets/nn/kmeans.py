@@ -57,7 +57,7 @@ def _sums(values: np.ndarray) -> np.ndarray:
 def borders(atoms: Atoms, bins: int) -> np.ndarray:
     """Where to cut the atoms into about `bins` groups, dense as density ** (1/3).
 
-    The best centres lie with that density, so that every cluster gets a like number of groups.
+    The best centroids lie with that density, so that every cluster gets a like number of groups.
     """
     num = len(atoms.place)
     if num <= bins:
@@ -77,7 +77,7 @@ def divide(atoms: Atoms, borders: np.ndarray, k: int) -> list[np.ndarray]:
 
     The error of a division is a constant minus the sum over clusters of (sum of values)^2 / count;
     that gain is maximised. The best last border ascends with the end, so it is found for ever
-    finer sets of ends, each between the answers of its neighbours.
+    finer sets of ends, each between the answers of its neighbors.
     """
     count = atoms.count[borders]
     total = atoms.total[borders] - count * (atoms.total[-1] / atoms.count[-1])
@@ -118,7 +118,7 @@ def _add_cluster(
     return gain, split
 
 
-def centres(atoms: Atoms, borders: np.ndarray, splits: list[np.ndarray], k: int) -> np.ndarray:
+def centroids(atoms: Atoms, borders: np.ndarray, splits: list[np.ndarray], k: int) -> np.ndarray:
     """The cluster means of the best division into `k`."""
     end = len(borders) - 1
     cuts = [end]
@@ -129,14 +129,14 @@ def centres(atoms: Atoms, borders: np.ndarray, splits: list[np.ndarray], k: int)
     return np.diff(atoms.total[cut]) / np.diff(atoms.count[cut])
 
 
-def lloyd(atoms: Atoms, centres: np.ndarray, steps: int) -> np.ndarray:
-    """Lloyd steps on the atoms until nothing changes; centres without values are dropped."""
+def lloyd(atoms: Atoms, centroids: np.ndarray, steps: int) -> np.ndarray:
+    """Lloyd steps on the atoms until nothing changes; centroids without values are dropped."""
     old = np.zeros(0)
     for _ in range(steps):
-        cut = np.searchsorted(atoms.place, (centres[1:] + centres[:-1]) / 2, side="right")
+        cut = np.searchsorted(atoms.place, (centroids[1:] + centroids[:-1]) / 2, side="right")
         if np.array_equal(cut, old):
             break
         old = cut
         cut = np.unique(np.concatenate([[0], cut, [len(atoms.place)]]))
-        centres = np.diff(atoms.total[cut]) / np.diff(atoms.count[cut])
-    return centres
+        centroids = np.diff(atoms.total[cut]) / np.diff(atoms.count[cut])
+    return centroids

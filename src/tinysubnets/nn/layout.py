@@ -15,17 +15,15 @@ import torch
 from torch import Tensor
 
 from tinysubnets.errors import SettingError
-from tinysubnets.nn.architecture import Specification
+from tinysubnets.nn.architecture import TensorSpec
 
 
 class Layout:
     """Positions of tensors and of their mask blocks in the flat vectors of one architecture."""
 
-    def __init__(self, shared: Sequence[Specification], block: int = 1) -> None:
+    def __init__(self, shared: Sequence[TensorSpec], block: int = 1) -> None:
         if not isinstance(block, int) or block < 1:
-            raise SettingError(
-                f"block = {block!r} is not allowed; give a whole number of at least 1."
-            )
+            raise SettingError(f"block = {block!r} is not allowed; give an integer of at least 1.")
         self.shared, self.block = tuple(shared), block
         self.blocks: tuple[Blocks, ...] = tuple(blocks_of(s.shape, block) for s in shared)
         self.segments = _segments([s.numel for s in shared])
@@ -64,14 +62,14 @@ class Layout:
             return int(blocks.sum())
         return int(self.block_sizes.to(blocks.device)[blocks].sum())
 
-    def keep(self, density: float, balance: float = 0.0) -> tuple[int, ...]:
+    def keep(self, density: float, density_exponent: float = 0.0) -> tuple[int, ...]:
         """How many blocks of each tensor a mask of this density holds; at least one.
 
-        A tensor's own density falls with its size to the power of `balance`: with 0 all have the
-        same, with 1 all hold equally many blocks as long as there are so many.
+        A tensor's own density falls with its size to the power of `density_exponent`: with 0 all
+        have the same, with 1 all hold equally many blocks as long as there are so many.
         """
         sizes = [b.num for b in self.blocks]
-        shares = [n ** (1 - balance) for n in sizes]
+        shares = [n ** (1 - density_exponent) for n in sizes]
         left, open_ones = density * sum(sizes), set(range(len(sizes)))
         keep = [0.0] * len(sizes)
         while open_ones:  # tensors that would hold more than they have are full; others share on
@@ -147,7 +145,7 @@ class Blocks:
 
 
 def blocks_of(shape: Sequence[int], block: int) -> Blocks:
-    """The blocks of a tensor: `block` neighbours along a row, or one whole convolution kernel.
+    """The blocks of a tensor: `block` neighbors along a row, or one whole convolution kernel.
 
     Matrices and 1x1 convolutions have rows of `shape[1]` elements. Trailing dimensions with a
     product of 2 to 64 are a kernel, and a kernel is one block. Other tensors have rows of their

@@ -1,4 +1,4 @@
-"""The module that is trained: free values, scores and private tensors of one task over a bank.
+"""The module that is trained: free values, scores and task-specific parameters of one task.
 
 The effective weight is mask ⊙ where(owned, bank value, Q(free value)), built inside the forward
 pass. Owned values are buffers, not parameters: no optimizer can move them.
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.codebook import lookup_of, refresh, snap
-from tinysubnets.nn.init import Start
+from tinysubnets.nn.codebook import lookup_of, nearest_centroid, update_codebooks
+from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.topk import kernels_for, top_k_segments
 
@@ -29,14 +29,14 @@ class Compression:
 
     `keep` counts the mask's blocks per tensor; `bits` of 32 means no quantization; `share` says
     whether owned weights may be selected; `scope` gives every layer a codebook or the task one;
-    `distillation` is the weight λ of the layer-wise loss.
+    `layer_loss_weight` is the weight λ of the layer-wise loss.
     """
 
     keep: tuple[int, ...]
     bits: int = 4
     share: bool = True
     scope: Literal["layer", "task"] = "layer"
-    distillation: float = 0.0
+    layer_loss_weight: float = 0.0
 
 
 def code_segments(layout: Layout, scope: Literal["layer", "task"]) -> tuple[tuple[int, int], ...]:
@@ -85,7 +85,7 @@ class TaskModule(nn.Module):
     bank_values: Tensor
     owned: Tensor
     owned_weights: Tensor
-    centres: Tensor
+    centroids: Tensor
     hints: Tensor
     lookup_low: Tensor
     lookup_rate: Tensor
@@ -97,21 +97,21 @@ class TaskModule(nn.Module):
         layout: Layout,
         bank_values: Tensor,
         owned: Tensor,
-        start: Start,
+        start: InitialState,
         compression: Compression,
     ) -> None:
         super().__init__()
         self.architecture, self.layout, self.compression = architecture, layout, compression
         self.free = nn.Parameter(start.free.clone())
         self.scores = nn.Parameter(start.scores.clone())
-        self.names = [n for n in start.private if n not in architecture.statistics]
-        self.private = nn.ParameterList(
-            [nn.Parameter(start.private[n].clone()) for n in self.names]
+        self.names = [n for n in start.task_params if n not in architecture.running_stats]
+        self.task_params = nn.ParameterList(
+            [nn.Parameter(start.task_params[n].clone()) for n in self.names]
         )
-        self.statistics = nn.ParameterList(
+        self.running_stats = nn.ParameterList(
             [
-                nn.Parameter(start.private[n].clone(), requires_grad=False)
-                for n in architecture.statistics
+                nn.Parameter(start.task_params[n].clone(), requires_grad=False)
+                for n in architecture.running_stats
             ]
         )
         self.constant_names = list(architecture.constants)
@@ -122,11 +122,11 @@ class TaskModule(nn.Module):
         self.register_buffer("bank_values", bank_values, persistent=False)
         self.register_buffer("owned", owned, persistent=False)
         self.register_buffer("owned_weights", layout.expand(owned), persistent=False)
-        num_centres = 2**compression.bits if compression.bits < 32 else 1
+        num_centroids = 2**compression.bits if compression.bits < 32 else 1
         self.code_segments = code_segments(layout, compression.scope)
-        self.register_buffer("centres", torch.zeros(len(self.code_segments), num_centres))
+        self.register_buffer("centroids", torch.zeros(len(self.code_segments), num_centroids))
         self.register_buffer("hints", torch.zeros(len(layout.segments)))
-        for name, tensor in zip(LOOKUP, lookup_of(self.centres), strict=True):
+        for name, tensor in zip(LOOKUP, lookup_of(self.centroids), strict=True):
             self.register_buffer(name, tensor, persistent=False)
         self.register_load_state_dict_post_hook(lambda module, _: module.index_())
         self.bounds = [
@@ -157,41 +157,43 @@ class TaskModule(nn.Module):
         return mask
 
     @torch.no_grad()
-    def refresh_(self) -> None:
+    def update_codebooks_(self) -> None:
         """Fit the training codebooks anew to the task's own kept weights."""
         if not self.has_codebooks:
             return
         kept = self.mask(hinted=not self.is_fresh)
         own = self.layout.expand(kept > self.owned)  # one launch for kept & ~owned
-        previous = None if self.is_fresh else self.centres
-        self.centres.copy_(
-            refresh(self.free.detach(), own, self.code_segments, self.centres.shape[-1], previous)
+        previous = None if self.is_fresh else self.centroids
+        self.centroids.copy_(
+            update_codebooks(
+                self.free.detach(), own, self.code_segments, self.centroids.shape[-1], previous
+            )
         )
         self.is_fresh = False
         self.index_()
 
     @property
     def has_codebooks(self) -> bool:
-        """Whether `refresh_` does anything."""
+        """Whether `update_codebooks_` does anything."""
         return self.compression.bits < 32
 
     @torch.no_grad()
     def index_(self) -> None:
-        """Bring the lookup table of `quantized` in line with the centres."""
-        kernels, tables = kernels_for(self.centres), [getattr(self, name) for name in LOOKUP]
+        """Bring the lookup table of `quantized` in line with the centroids."""
+        kernels, tables = kernels_for(self.centroids), [getattr(self, name) for name in LOOKUP]
         if kernels is not None and self.has_codebooks:
-            kernels.tabulate_(self.centres, *tables)
+            kernels.tabulate_(self.centroids, *tables)
             return
-        for table, tensor in zip(tables, lookup_of(self.centres), strict=True):
+        for table, tensor in zip(tables, lookup_of(self.centroids), strict=True):
             table.copy_(tensor)
 
     @torch.no_grad()
     def quantized(self) -> Tensor:
-        """Q(free): the nearest centre of each free value."""
+        """Q(free): the nearest centroid of each free value."""
         if self.compression.bits >= 32:
             return self.free.detach()
         lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
-        return snap(self.free.detach(), self.centres, self.code_segments, lookup)
+        return nearest_centroid(self.free.detach(), self.centroids, self.code_segments, lookup)
 
     def effective(self, mask: Tensor | None = None) -> Tensor:
         """The flat effective weights that training differentiates through."""
@@ -227,8 +229,10 @@ class TaskModule(nn.Module):
 
     def tensors(self, weights: Tensor) -> dict[str, Tensor]:
         """All tensors of the network with the given flat shared weights."""
-        out = self.architecture.split(weights) | dict(zip(self.names, self.private, strict=True))
-        out |= dict(zip(self.architecture.statistics, self.statistics, strict=True))
+        out = self.architecture.split(weights) | dict(
+            zip(self.names, self.task_params, strict=True)
+        )
+        out |= dict(zip(self.architecture.running_stats, self.running_stats, strict=True))
         return out | self.constants()
 
     def constants(self) -> dict[str, Tensor]:
@@ -237,25 +241,25 @@ class TaskModule(nn.Module):
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that training moves, by kind."""
-        return {"free": [self.free], "scores": [self.scores], "private": list(self.private)}
+        return {"free": [self.free], "scores": [self.scores], "task_params": list(self.task_params)}
 
-    def measured_tensors(self) -> dict[str, Tensor]:
+    def eval_tensors(self) -> dict[str, Tensor]:
         """All tensors of the network as it would be used now."""
         return {n: t.detach() for n, t in self.tensors(self.final_weights()).items()}
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Class scores of normalised inputs, in training mode."""
+        """Logits of normalized inputs, in training mode."""
         return self.architecture(self.tensors(self.effective(mask)), inputs, "train")
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy, plus λ times how far compression moves the output of each layer."""
         mask = self.mask()
-        if self.compression.distillation == 0:
+        if self.compression.layer_loss_weight == 0:
             return functional.cross_entropy(self(inputs, mask), labels, class_weights)
         full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
         with layer_losses(self.architecture, self.architecture.split(full)) as losses:
             loss = functional.cross_entropy(self(inputs, mask), labels, class_weights)
-        return loss + self.compression.distillation * sum(losses)
+        return loss + self.compression.layer_loss_weight * sum(losses)
 
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:

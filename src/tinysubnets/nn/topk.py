@@ -50,7 +50,7 @@ def top_k_segments(
     them is not selected. Ties go to the lower index. No gradient flows through the result.
 
     On a CPU a search near the hint; on other devices, and inside `torch.compile`, a search of
-    fixed shape without host synchronisation, for which every segment must have k allowed entries.
+    fixed shape without host synchronization, for which every segment must have k allowed entries.
     """
     for start, stop, k in bounds:
         if not 0 <= k <= stop - start:
@@ -163,7 +163,7 @@ def _windows(
 
 
 def _select_fixed(values: Tensor, bounds: Bounds, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`top_k_segments` by radix search, in fixed shapes and without host synchronisation.
+    """`top_k_segments` by radix search, in fixed shapes and without host synchronization.
 
     The bits of a non-negative float32 sort like the number. Each pass counts the next digit among
     the candidates that agree with the digits found so far, and so fixes the threshold's digit;

@@ -1,8 +1,8 @@
 """Fixed point: the accuracy of a learned task with few bits for activations and weights.
 
-What enters a layer with a weight matrix, and the matrix itself (so: the centres of its codebook),
+What enters a layer with a weight matrix, and the matrix itself (so: the centroids of its codebook),
 is rounded to integers of `bits` bits times a power of two, one power per tensor, chosen on
-calibration data by the least squared error. Sums, biases, normalisation, and what attention and
+calibration data by the least squared error. Sums, biases, normalization, and what attention and
 recurrent layers do inside stay in float32, as in hardware with wide accumulators.
 """
 
@@ -21,7 +21,7 @@ from tinysubnets.errors import SettingError
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.tasks.task import Split
 
-CALIBRATION_SAMPLES = 500
+BATCHNORM_SAMPLES = 500
 BATCH = 500
 CANDIDATES = 5  # powers of two below the one that just holds the largest value
 
@@ -106,8 +106,8 @@ def _calibrate(
         grids[name] = Grid(bits, max(old.exponent, new.exponent), old.signed or new.signed)
         return value
 
-    architecture, normalise = store.architecture, store.subnet(task).normalisation
-    inputs = normalise(calibration[:CALIBRATION_SAMPLES].to(store.device))
+    architecture, normalize = store.architecture, store.subnet(task).normalization
+    inputs = normalize(calibration[:BATCHNORM_SAMPLES].to(store.device))
     with _entering(architecture.code("eval"), layers, observe):
         architecture(store.tensors(task), inputs)
     return grids
@@ -141,10 +141,10 @@ def _entering(
 
 @torch.no_grad()
 def _accuracy(store: SubnetStore, task: str, tensors: dict[str, Tensor], split: Split) -> float:
-    normalise, right = store.subnet(task).normalisation, 0
+    normalize, right = store.subnet(task).normalization, 0
     for where in torch.arange(len(split)).split(BATCH):
         raw = split.inputs(where).to(store.device)
-        logits = store.architecture(tensors, normalise(raw))
+        logits = store.architecture(tensors, normalize(raw))
         right += int((logits.argmax(1).cpu() == split.labels[where]).sum())
     return right / len(split)
 
@@ -156,7 +156,7 @@ def _layers(store: SubnetStore) -> list[str]:
     names |= {a for a, n in architecture.aliases.items() if n in names}
     names |= {
         s.name
-        for s in architecture.private
+        for s in architecture.task_params
         if s.name.startswith(f"{architecture.head}.") and len(s.shape) >= 2
     }
     owners = {n.rpartition(".")[0].partition(".parametrizations")[0] for n in names}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinysubnets.experiments.results import Group, Run, Spread, grouped
-from tinysubnets.experiments.run_dir import explained
+from tinysubnets.experiments.run_dir import friendly_os_errors
 from tinysubnets.model.size import worked_example_bits
 from tinysubnets.paper import measures, notes
 from tinysubnets.paper import numbers as paper
@@ -180,7 +180,7 @@ def _save_masks(run: Run, store: SubnetStore, out: Path) -> None:
 
 def _save(drawing: Drawing, out: Path, stem: str) -> None:
     """Write a picture as SVG."""
-    with explained(out):
+    with friendly_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         drawing.save(out / f"{stem}.svg")
 

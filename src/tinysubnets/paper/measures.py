@@ -56,14 +56,14 @@ class Measured:
 
     def fixed_point(self, bits: int | None) -> float | None:
         """The mean accuracy over tasks with activations and weights of so many bits."""
-        from tinysubnets.paper.fixed_point import CALIBRATION_SAMPLES, fixed_point_accuracy
+        from tinysubnets.paper.fixed_point import BATCHNORM_SAMPLES, fixed_point_accuracy
 
         store, tasks = self.store, self.tasks
         if store is None or tasks is None:
             return None
         values = []
         for task in tasks:
-            calibration = task.valid.inputs(slice(0, CALIBRATION_SAMPLES))
+            calibration = task.valid.inputs(slice(0, BATCHNORM_SAMPLES))
             split = task.valid if task.test is None else task.test
             values.append(fixed_point_accuracy(store, task.name, calibration, split, bits))
         return sum(values) / len(values)

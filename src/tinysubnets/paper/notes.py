@@ -8,8 +8,8 @@ ACCURACY = (
     _MEAN,
     "Naive, CWRStar, SI, Replay and Cumulative have one head in the paper and do not know the "
     "task (its Cumulative at 36.52 under PackNet at 72.57 says so); the other rows know it. "
-    "Over the tasks' own classes that is class-incremental; the tasks of p-MNIST share their ten "
-    "classes, so there it is domain-incremental (with 100 classes Naive could not have 60.12: it "
+    "Over the tasks' own classes that is class-IL; the tasks of p-MNIST share their ten "
+    "classes, so there it is domain-IL (with 100 classes Naive could not have 60.12: it "
     "knows the last task's alone).",
     "A is the mean of the lower triangle of the accuracy matrix (Díaz-Rodríguez et al.), ACC "
     "the mean of its last row; without forgetting both agree up to the order of tasks.",
@@ -22,7 +22,7 @@ CAPACITY = (
     "Paper view: codes + codebooks + masks (+ samples where kept) over 32·|Θ|, heads left "
     "out. The paper's own formula puts prefix and bank bits into b and counts masks uncoded; "
     "ours has no prefix and counts masks as coded.",
-    "File: bytes of the saved model over 4·|Θ|, heads, normalisation and metadata counted.",
+    "File: bytes of the saved model over 4·|Θ|, heads, normalization and metadata counted.",
     "* two banks without replay samples.",
 )
 
@@ -30,7 +30,7 @@ IMAGENET100 = (
     _MEAN,
     "Parameters are file bytes / 4.",
     "DyTox and DER are quoted by the paper: CIFAR-100 numbers from DyTox's table, "
-    "class-incremental averages; that DER is the dynamically expandable one, not dark "
+    "class-IL averages; that DER is the dynamically expandable one, not dark "
     "experience replay. Not run here.",
 )
 
@@ -43,8 +43,8 @@ MEMORY = (
 
 SPARSITY = (
     _MEAN,
-    "Υ is the share of weights not owned by any task, size-weighted and normalised to [0, 1]; "
-    "the paper prints an unnormalised sum.",
+    "Υ is the share of weights not owned by any task, size-weighted and normalized to [0, 1]; "
+    "the paper prints an unnormalized sum.",
     "Ours before: as the last task's post-pruning began, in that task's bank; after: at the "
     "end, over all banks. Bits: mean over tasks.",
 )
@@ -79,9 +79,9 @@ OPERATIONS = (
 
 FIXED_POINT = (
     _MEAN,
-    "Ours: what enters each layer with a weight matrix, and the matrix (its centres), in "
+    "Ours: what enters each layer with a weight matrix, and the matrix (its centers), in "
     "fixed point with one power of two per tensor, chosen on validation data; sums, biases "
-    "and normalisation in float32.",
+    "and normalization in float32.",
 )
 
 TRANSFER = (

@@ -74,18 +74,18 @@ ONE_HEAD = ("naive", "cwr-star", "si", "replay", "cumulative")
 """Methods whose rows in the paper have one head and do not know the task."""
 
 SAME_CLASSES = ("permuted-mnist",)
-"""Scenarios whose tasks all have the same classes, so that one head is domain-incremental."""
+"""Scenarios whose tasks all have the same classes, so that one head is domain-IL."""
 
 
-def setting(method: str, scenario: str) -> str:
-    """The setting of a row of the paper's accuracies, which it does not state itself.
+def scenario_type(method: str, scenario: str) -> str:
+    """The scenario type of a row of the paper's accuracies, which it does not state itself.
 
-    >>> setting("naive", "permuted-mnist"), setting("naive", "split-cifar100")
-    ('domain-incremental', 'class-incremental')
+    >>> scenario_type("naive", "permuted-mnist"), scenario_type("naive", "split-cifar100")
+    ('domain-IL', 'class-IL')
     """
     if method not in ONE_HEAD:
-        return "task-incremental"
-    return "domain-incremental" if scenario in SAME_CLASSES else "class-incremental"
+        return "task-IL"
+    return "domain-IL" if scenario in SAME_CLASSES else "class-IL"
 
 
 IMAGENET100: dict[str, tuple[float, float]] = {

@@ -2,7 +2,7 @@
 
 Every layer is watched while one sample passes through the network. A weight of a layer takes part
 in as many products as there are positions it is applied to, so a layer costs (its weights kept by
-the task's mask) × (positions). Additions of biases, normalisation, activations and pooling are not
+the task's mask) × (positions). Additions of biases, normalization, activations and pooling are not
 counted; look-ups in embeddings multiply nothing and cost 0.
 """
 
@@ -90,10 +90,10 @@ def task_operations(store: SubnetStore, task: str, inputs: Tensor) -> Operations
     masks = architecture.split(store.layout.expand(subnet.mask))
     densities = {n: float(m.double().mean()) for n, m in masks.items()}
     densities |= {a: densities[n] for a, n in architecture.aliases.items() if n in densities}
-    normalised = subnet.normalisation(inputs[:1].to(store.device))
+    normalized = subnet.normalization(inputs[:1].to(store.device))
     tensors = store.tensors(task)
     return _watch(
-        architecture.code("eval"), lambda: architecture(tensors, normalised), 1, densities
+        architecture.code("eval"), lambda: architecture(tensors, normalized), 1, densities
     )
 
 
@@ -198,7 +198,7 @@ def _density(densities: Mapping[str, float], layer: str, leaf: str | None) -> fl
     if leaf is None:
         return 1.0
     prefix = f"{layer}." if layer else ""
-    # Weight normalisation scales rows of what the mask zeroes, so zeros stay where they are.
+    # Weight normalization scales rows of what the mask zeroes, so zeros stay where they are.
     names = (f"{prefix}{leaf}", f"{prefix}parametrizations.{leaf}.original1")
     return next((densities[n] for n in names if n in densities), 1.0)
 

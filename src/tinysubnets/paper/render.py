@@ -16,7 +16,7 @@ NOTE_WIDTH = 100
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper with ours beside it: a title, headings, lines of texts, footnotes.
+    """A table of the paper with ours beside it: a title, headings, lines of strings, footnotes.
 
     The first `num_labels` columns name the line; the others hold numbers.
     """

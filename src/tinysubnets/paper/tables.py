@@ -56,9 +56,9 @@ def accuracy(runs: Sequence[Run]) -> Table:
     groups, rows = grouped(runs), []
     for scenario in list(paper.SCENARIOS)[:4]:
         for method, values in paper.ACCURACY.items():
-            theirs = paper.setting(method, scenario)
+            theirs = paper.scenario_type(method, scenario)
             for group in ours(pick(groups, scenario, (method,))):
-                known = "" if group is None else group.runs[0].setting
+                known = "" if group is None else group.runs[0].scenario_type
                 rows.append(
                     (
                         label(scenario),
@@ -77,7 +77,7 @@ def accuracy(runs: Sequence[Run]) -> Table:
         "paper",
         "ours A",
         "ours ACC",
-        "setting: paper",
+        "scenario type: paper",
         "ours",
         "recipe",
     )

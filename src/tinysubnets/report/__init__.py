@@ -34,7 +34,7 @@ def write_report(
             "Install it with: pip install 'tinysubnets[report]'"
         ) from error
     from tinysubnets.experiments.results import find_runs
-    from tinysubnets.experiments.run_dir import explained, replace_file
+    from tinysubnets.experiments.run_dir import friendly_os_errors, replace_file
     from tinysubnets.report.page import build
 
     folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
@@ -43,7 +43,7 @@ def write_report(
     page = _page_path(folders[0] if out is None else out)
     text, figures = build(find_runs(folders))
     pictures = page.parent / PICTURES
-    with explained(page.parent):
+    with friendly_os_errors(page.parent):
         pictures.mkdir(parents=True, exist_ok=True)
         for name, drawing in figures.items():
             drawing.save(pictures / f"{name}.svg")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tinysubnets.experiments.results import Group, Run, grouped
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import Coded
+from tinysubnets.model.subnet import CodebookTensor
 from tinysubnets.report.charts import (
     WIDTH,
     Curve,
@@ -153,7 +153,7 @@ def ledger(run: Run) -> Figure | None:
         drawing.rect(left, 32, max(0.5, width - 1.5), 26, name, note=f"{name}: {size_text(size)}")
         left += width
         drawing.rect(0, y - 10, 12, 12, name, rx=2)
-        drawing.text(20, y, name, NORMAL, "ink")
+        drawing.text(20, y, name.replace("_", " "), NORMAL, "ink")
         drawing.text(WIDTH - 132, y, size_text(size), NORMAL, "ink", text_anchor="end")
         drawing.text(WIDTH - 66, y, f"{size / total:.1%}", NORMAL, text_anchor="end")
         drawing.text(WIDTH, y, f"{size / dense:.2%}", NORMAL, text_anchor="end")
@@ -377,7 +377,7 @@ def codebooks(store: SubnetStore) -> Figure:
     )
 
 
-def _histogram(drawing: Drawing, top: float, name: str, coded: Coded) -> None:
+def _histogram(drawing: Drawing, top: float, name: str, coded: CodebookTensor) -> None:
     edges, heights, centroids = _bars(coded)
     reach = max(abs(edges[0]), abs(edges[-1])) or 1.0
     frame = Frame(0, top + 28, WIDTH, top + 92, (-reach, reach), (0, max(heights) * 1.02))
@@ -395,7 +395,7 @@ def _histogram(drawing: Drawing, top: float, name: str, coded: Coded) -> None:
         drawing.text(frame.x(value), top + 113, f"{value:g}", SMALL - 1, text_anchor="middle")
 
 
-def _bars(coded: Coded) -> tuple[list[float], list[float], list[float]]:
+def _bars(coded: CodebookTensor) -> tuple[list[float], list[float], list[float]]:
     """Edges and heights of the bars, and the centroids; a bar ends midway to the next centroid."""
     values = coded.values.double()
     if coded.codes is None or len(values) < 2:
@@ -498,8 +498,8 @@ def _named(groups: Sequence[Group]) -> list[tuple[Group, str]]:
     out = []
     for group in groups:
         parts = [group.method]
-        if len({g.runs[0].setting for g in groups}) > 1:
-            parts.append(group.runs[0].setting.removesuffix("-incremental"))
+        if len({g.runs[0].scenario_type for g in groups}) > 1:
+            parts.append(group.runs[0].scenario_type.removesuffix("-IL"))
         if len({g.recipe for g in groups if g.method == group.method}) > 1:
             parts.append(group.recipe)
         out.append((group, ", ".join(parts)))

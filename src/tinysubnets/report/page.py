@@ -71,7 +71,7 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     if len(groups) > 1:
         methods = len({g.method for g in groups})
         kinds = f"{methods} methods" if methods > 1 else f"{len(groups)} recipes"
-        settings = ", ".join(dict.fromkeys(run.setting for run in runs))
+        settings = ", ".join(dict.fromkeys(run.scenario_type for run in runs))
         return f"{kinds} compared in {len(runs)} runs, {tasks} each, {settings}."
     accuracy = groups[0].spread(lambda r: r.metric("average_accuracy"))
     shown = f"{accuracy.mean * 100:.1f} % mean accuracy" if accuracy else "no accuracy"
@@ -134,7 +134,7 @@ GROUP_COLUMNS = (  # what matters stands first: a phone shows the first columns 
     ),
     Column("seconds", "n", _mean(lambda r: r.result.get("seconds"), 0)),
     Column("runs", "n", lambda g: str(len(g.runs))),
-    Column("setting", "", lambda g: g.runs[0].setting),
+    Column("setting", "", lambda g: g.runs[0].scenario_type),
     Column("recipe", "long", lambda g: g.label),
 )
 
@@ -174,14 +174,14 @@ def _section(group: Group) -> dict[str, Any]:
     """One group's part of the page, shown by its run with the lowest seed."""
     run = group.runs[0]
     recipe = group.recipe.replace("/", "-").removesuffix(".toml")
-    setting = run.setting.removesuffix("-incremental")
+    setting = run.scenario_type.removesuffix("-IL")
     # The task is known unless a method is named with another setting, as `tsn compare` does.
     method = group.method if setting == "task" else f"{group.method}:{setting}"
     environment = run.result.get("environment") or {}
     return {
         "heading": method,
         "slug": f"{group.scenario}-{method.replace(':', '-')}-{recipe}",
-        "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.setting}",
+        "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.scenario_type}",
         "notes": run.result.get("notes") or [],
         "figures": figures.of_run(run),
         "tasks": [task | {"number": i} for i, task in enumerate(run.tasks, 1)],

@@ -11,7 +11,7 @@ from typing import Literal
 
 MarkShape = Literal["disc", "square", "diamond", "triangle"]
 
-PARTS = ("codes", "codebooks", "masks", "heads", "private", "memory", "metadata")
+PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata")
 """The lines of the ledger, in the order in which they are drawn."""
 
 _COLORS = {  # light, dark
@@ -30,7 +30,7 @@ _COLORS = {  # light, dark
     "codebooks": ("#56b4e9", "#56b4e9"),
     "masks": ("#e69f00", "#e69f00"),
     "heads": ("#009e73", "#2dbb91"),
-    "private": ("#cc79a7", "#cc79a7"),
+    "task_params": ("#cc79a7", "#cc79a7"),
     "memory": ("#d55e00", "#ee7d2b"),
     "metadata": ("#8d939c", "#8d939c"),
     "series-1": ("#0072b2", "#4aa3dd"),

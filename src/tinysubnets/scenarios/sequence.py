@@ -13,7 +13,7 @@ from tinysubnets.tasks.task import Task
 
 
 class Sequence:
-    """One task per data set; grey images repeated over the channels, small ones framed."""
+    """One task per data set; gray images repeated over the channels, small ones framed."""
 
     def __init__(
         self,

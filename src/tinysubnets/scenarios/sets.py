@@ -13,7 +13,7 @@ from tinysubnets import seeds
 from tinysubnets.datasets.loaders import DecodedSet, load
 from tinysubnets.errors import TaskError
 from tinysubnets.scenarios.settings import DataSettings
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task, fitted_normalisation, stratified
 
 DIGITS_TEST_SHARE = 0.2
@@ -112,7 +112,7 @@ def _evenly(labels: Tensor, limit: int, path: tuple[int | str, ...]) -> Tensor:
     return order[rank[order].argsort(stable=True)[:limit]].sort().values
 
 
-def _normalisation(name: str, train: Split) -> Normalisation:
+def _normalisation(name: str, train: Split) -> Normalization:
     """Mean and deviation per channel, from as many samples as are read in a moment."""
     sample = train.inputs(slice(0, 1)).numel()
     step = -(-len(train) * sample // _NORMALISED_VALUES)

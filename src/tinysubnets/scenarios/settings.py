@@ -21,10 +21,10 @@ class DataSettings:
     test_limit: int | None = None
 
     def __post_init__(self) -> None:
-        _need(0.0 < self.valid < 1.0, "valid", self.valid, "a share between 0 and 1")
+        _require(0.0 < self.valid < 1.0, "valid", self.valid, "a share between 0 and 1")
         for name in ("train_limit", "test_limit"):
             value = getattr(self, name)
-            _need(value is None or value >= 1, name, value, 'at least 1, or "none"')
+            _require(value is None or value >= 1, name, value, 'at least 1, or "none"')
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PermutedSettings(DataSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _need(self.num_tasks >= 1, "num_tasks", self.num_tasks, "a whole number of at least 1")
+        _require(self.num_tasks >= 1, "num_tasks", self.num_tasks, "an integer of at least 1")
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,11 @@ class SplitSettings(DataSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _need(self.num_tasks is None or self.num_tasks >= 1, "num_tasks", self.num_tasks, "1 or up")
+        _require(
+            self.num_tasks is None or self.num_tasks >= 1, "num_tasks", self.num_tasks, "1 or up"
+        )
         few = self.classes_per_task < 2
-        _need(not few, "classes_per_task", self.classes_per_task, "a whole number of at least 2")
+        _require(not few, "classes_per_task", self.classes_per_task, "an integer of at least 2")
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class SequenceSettings(DataSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         twice = len(set(self.datasets)) != len(self.datasets)
-        _need(bool(self.datasets) and not twice, "datasets", self.datasets, "different names")
-        _need(self.channels in (1, 3), "channels", self.channels, "1 or 3")
+        _require(bool(self.datasets) and not twice, "datasets", self.datasets, "different names")
+        _require(self.channels in (1, 3), "channels", self.channels, "1 or 3")
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ class OwnSettings(DataSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _need(bool(self.tasks), "tasks", self.tasks, "at least one table [tasks.NAME]")
+        _require(bool(self.tasks), "tasks", self.tasks, "at least one table [tasks.NAME]")
 
 
-def _need(fine: bool, name: str, value: object, allowed: str) -> None:
+def _require(fine: bool, name: str, value: object, allowed: str) -> None:
     if not fine:
         raise SettingError(f"data.{name} = {value!r} is not allowed; give {allowed}.")

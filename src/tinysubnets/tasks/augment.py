@@ -1,7 +1,7 @@
 """Random changes of images: pure functions of a batch, on the batch's own device.
 
 No function loops over samples or waits for the device, and a batch keeps its shape and type, so
-that raw uint8 images can be augmented before they are normalised. `generator=None` draws from the
+that raw uint8 images can be augmented before they are normalized. `generator=None` draws from the
 device's global generator, which is what a captured CUDA graph needs.
 """
 
@@ -90,9 +90,9 @@ def crop(batch: Tensor, least: float, generator: torch.Generator | None = None) 
     aspect = torch.exp((2.0 * draws[1] - 1.0) * math.log(_MAX_ASPECT))
     # Sides as shares of the image; grid_sample's coordinates run from -1 to 1.
     sides = torch.stack([(area * aspect).sqrt(), (area / aspect).sqrt()]).clamp(max=1.0)
-    centres = (2.0 * draws[2:] - 1.0) * (1.0 - sides)
-    x = centres[0, :, None] + sides[0, :, None] * _pixel_centres(batch.shape[3], batch.device)
-    y = centres[1, :, None] + sides[1, :, None] * _pixel_centres(batch.shape[2], batch.device)
+    centers = (2.0 * draws[2:] - 1.0) * (1.0 - sides)
+    x = centers[0, :, None] + sides[0, :, None] * _pixel_centres(batch.shape[3], batch.device)
+    y = centers[1, :, None] + sides[1, :, None] * _pixel_centres(batch.shape[2], batch.device)
     grid = torch.stack(
         [x[:, None, :].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])], dim=-1
     )

@@ -70,9 +70,9 @@ def is_tokens(inputs: Tensor) -> bool:
 
 
 def check_scale(name: str, inputs: Tensor, learned: torch.dtype, reach: float) -> None:
-    """Refuse pixels that were scaled or standardised where a task was learned from uint8 pixels.
+    """Refuse pixels that were scaled or standardized where a task was learned from uint8 pixels.
 
-    `reach` is the mean plus the deviation of what was learned from. Whole numbers given as floats
+    `reach` is the mean plus the deviation of what was learned from. Integers given as floats
     pass, and so do fractions beyond 1; numbers that no byte comes near do not.
     """
     if learned != torch.uint8 or inputs.dtype == torch.uint8 or inputs.numel() == 0:
@@ -92,7 +92,7 @@ def check_scale(name: str, inputs: Tensor, learned: torch.dtype, reach: float) -
             f"task {name!r} learns from raw uint8 pixels, but the inputs given are {kind} from "
             f"{low:.3g} to {high:.3g}: scaled already, so that labels would be nonsense. "
             "Give raw pixels, as uint8 or as the same numbers in floats (inputs * 255 if they were "
-            "divided by 255); the normalisation is done for you."
+            "divided by 255); the normalization is done for you."
         )
 
 
@@ -160,7 +160,7 @@ def remapped_labels(name: str, labels: Any, num_samples: int) -> tuple[Tensor, t
 
 
 def _as_classes(name: str, array: np.ndarray) -> np.ndarray:
-    """Labels as whole numbers or texts (true is 1, false is 0), or an error that says what is."""
+    """Labels as integers or strings (true is 1, false is 0), or an error that says what is."""
     if array.dtype.kind == "O":
         kinds = {type(v) for v in array.tolist()}
         if kinds and all(issubclass(k, (int, np.integer)) for k in kinds):
@@ -169,7 +169,7 @@ def _as_classes(name: str, array: np.ndarray) -> np.ndarray:
             named = ", ".join(sorted(k.__name__ for k in kinds))
             raise TaskError(
                 f"task {name!r}: labels of types {named} are not classes; "
-                "give whole numbers or texts, without gaps."
+                "give integers or strings, without gaps."
             )
         return array.astype(str)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -179,7 +179,7 @@ def _as_classes(name: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "iubUS":
         raise TaskError(
             f"task {name!r}: labels of type {array.dtype} are not classes; "
-            "give whole numbers or texts."
+            "give integers or strings."
         )
     return array.astype(str) if array.dtype.kind in "US" else _as_numbers(name, array)
 

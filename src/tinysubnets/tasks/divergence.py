@@ -33,7 +33,7 @@ Description = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Statistics:
+class InputStatistics:
     """What is kept of a task's samples: their distribution and its noise floor.
 
     `mean` holds the means of a Gaussian or the probabilities of a histogram; it and `variance` are
@@ -49,7 +49,9 @@ class Statistics:
     count: int
 
 
-def summarise(samples: Tensor, *, tokens: bool, seed: int | Sequence[int | str] = 0) -> Statistics:
+def summarise(
+    samples: Tensor, *, tokens: bool, seed: int | Sequence[int | str] = 0
+) -> InputStatistics:
     """The statistics of raw inputs [n, ...]; the path `seed` draws the random halves.
 
     Bytes count as fractions of 255. Images [n, channels, ...] are averaged to at most 8 cells per
@@ -69,10 +71,10 @@ def summarise(samples: Tensor, *, tokens: bool, seed: int | Sequence[int | str] 
         order = torch.from_numpy(np.argsort(ranks, kind="stable"))
         one, other = features[order[:half]], features[order[half:]]
         noise += _compare(_describe(one, kind), _describe(other, kind))
-    return Statistics(kind, *_describe(features, kind), noise / HALVINGS / 2, len(samples))
+    return InputStatistics(kind, *_describe(features, kind), noise / HALVINGS / 2, len(samples))
 
 
-def divergence(a: Statistics, b: Statistics) -> float:
+def divergence(a: InputStatistics, b: InputStatistics) -> float:
     """The divergence of two tasks in units of their noise floor; infinite where shapes differ."""
     if a.kind != b.kind or a.mean.shape != b.mean.shape:
         return inf

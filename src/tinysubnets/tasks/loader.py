@@ -1,6 +1,6 @@
 """Batches of a task's data on the training device: resident where they fit, else streamed.
 
-Data stay as the user gave them (uint8 pixels, say) and are normalised batch by batch on the device.
+Data stay as the user gave them (uint8 pixels, say) and are normalized batch by batch on the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tinysubnets import seeds
 from tinysubnets.tasks.augment import Augmentation, augment
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split
 
 RESIDENT_BYTES = 4 << 30  # larger splits are streamed from where they are
@@ -24,20 +24,20 @@ MEASURED_VALUES = {"cpu": 1 << 22, "cuda": 1 << 25}
 LEAST_CHUNK = 16  # statistics of fewer samples are worth little
 
 
-class Batches:
-    """A split of a task, served in normalised batches on one device."""
+class DeviceLoader:
+    """A split of a task, served in normalized batches on one device."""
 
     def __init__(
         self,
         split: Split,
-        normalisation: Normalisation,
+        normalization: Normalization,
         device: torch.device | str,
         *,
         resident_bytes: int = RESIDENT_BYTES,
     ) -> None:
         self.split = split
         self.device = torch.device(device)
-        self.affine = normalisation.tensors(self.device)
+        self.affine = normalization.tensors(self.device)
         self.labels = split.labels.to(self.device)
         self.sample_values = split.inputs(slice(0, 1)).numel()
         self.memory_format = torch.contiguous_format
@@ -53,16 +53,16 @@ class Batches:
         generator = seeds.generator(self.device, *parts)
         return torch.randperm(len(self), generator=generator, device=self.device)
 
-    def normalised(self, raw: Tensor) -> Tensor:
+    def normalized(self, raw: Tensor) -> Tensor:
         """What the network sees of raw inputs."""
-        return Normalisation.apply(raw, *self.affine).contiguous(memory_format=self.memory_format)
+        return Normalization.apply(raw, *self.affine).contiguous(memory_format=self.memory_format)
 
     def prefer_channels_last_(self, network: Callable[[Tensor], Tensor]) -> None:
         """Give images with their channels last in memory, if the network can compute on them.
 
         Convolutions on a GPU are faster so; a network that views its activations cannot.
         """
-        images = self.normalised(self.split.inputs(slice(0, 2)).to(self.device))
+        images = self.normalized(self.split.inputs(slice(0, 2)).to(self.device))
         if images.ndim != 4:
             return
         try:
@@ -82,20 +82,22 @@ class Batches:
         steps = -(-len(order) // size)
         return torch.cat([order, order[: steps * size - len(order)]]).view(steps, size)
 
-    def batch(self, where: Tensor, changes: Augmentation | None = None) -> tuple[Tensor, Tensor]:
-        """One batch of resident data, augmented by the global generator and normalised."""
+    def batch(
+        self, where: Tensor, augmentation: Augmentation | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """One batch of resident data, augmented by the global generator and normalized."""
         assert self.resident is not None
-        return self._prepared(self.resident[where], changes), self.labels[where]
+        return self._prepared(self.resident[where], augmentation), self.labels[where]
 
     def epoch(
-        self, order: Tensor, batch_size: int, changes: Augmentation | None = None
+        self, order: Tensor, batch_size: int, augmentation: Augmentation | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch in the given order."""
         for raw, labels in self.raw(list(self.filled(order, batch_size))):
-            yield self._prepared(raw, changes), labels
+            yield self._prepared(raw, augmentation), labels
 
-    def _prepared(self, raw: Tensor, changes: Augmentation | None) -> Tensor:
-        return self.normalised(raw if changes is None else augment(raw, changes, None))
+    def _prepared(self, raw: Tensor, augmentation: Augmentation | None) -> Tensor:
+        return self.normalized(raw if augmentation is None else augment(raw, augmentation, None))
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches in the data's own order, of nearly equal sizes; at most `limit` samples."""
@@ -107,7 +109,7 @@ class Batches:
             # Spread over the whole set, so that sorted data are not cut to their first classes.
             positions = positions * len(self) // count
         for raw, labels in self.raw(list(positions.tensor_split(max(1, -(-count // batch_size))))):
-            yield self.normalised(raw), labels
+            yield self.normalized(raw), labels
 
     def raw(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Raw inputs and labels at lists of positions; read ahead in a thread where streamed."""

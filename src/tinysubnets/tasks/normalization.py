@@ -1,4 +1,4 @@
-"""The recorded normalisation of a task: what its network sees of raw inputs."""
+"""The recorded normalization of a task: what its network sees of raw inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinysubnets.tasks.checks import check_scale, is_tokens
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class Normalization:
     """An affine map of raw inputs, (x - mean) / std per channel or for all; none for tokens.
 
     `trailing` counts the dimensions behind the channels: 2 for images, 0 for vectors.
@@ -27,7 +27,7 @@ class Normalisation:
         fine = all(0.0 < s < float("inf") for s in self.std) and np.isfinite(self.mean).all()
         if len(self.mean) != len(self.std) or not fine:
             raise TaskError(
-                f"a normalisation with mean {self.mean} and std {self.std} is not allowed; "
+                f"a normalization with mean {self.mean} and std {self.std} is not allowed; "
                 "give as many finite means as positive deviations."
             )
 

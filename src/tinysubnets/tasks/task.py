@@ -1,7 +1,7 @@
-"""A task: named data with classes, disjoint splits and a recorded normalisation.
+"""A task: named data with classes, disjoint splits and a recorded normalization.
 
 Raw inputs go in as the user has them: uint8 or float images and vectors, or integer tokens. What
-the network sees is `normalisation(raw)`; the normalisation is part of the task, of the stored model
+the network sees is `normalization(raw)`; the normalization is part of the task, of the stored model
 and of every exported module.
 
     >>> import numpy as np
@@ -33,7 +33,7 @@ from tinysubnets.tasks.checks import (
     remapped_labels,
     stratified,
 )
-from tinysubnets.tasks.normalization import Normalisation
+from tinysubnets.tasks.normalization import Normalization
 
 NormalisationRule = Literal["auto", "channel", "scalar"]
 
@@ -81,7 +81,7 @@ class Task:
     train: Split
     valid: Split
     test: Split | None = None
-    normalisation: Normalisation = field(default_factory=Normalisation, repr=False)
+    normalization: Normalization = field(default_factory=Normalization, repr=False)
     class_weights: tuple[float, ...] | None = None
 
     @property
@@ -99,19 +99,19 @@ class Task:
         valid: float | tuple[Any, Any] = 0.1,
         test: tuple[Any, Any] | None = None,
         seed: int = 0,
-        normalisation: NormalisationRule | Normalisation | None = "auto",
+        normalization: NormalisationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
         """A task from numpy or torch arrays; `valid` is a share of the training data or own arrays.
 
-        `normalisation` "auto" means per channel for images and float vectors, one number for uint8
+        `normalization` "auto" means per channel for images and float vectors, one number for uint8
         vectors, nothing for tokens; None leaves inputs as they are. `class_weights="balanced"`
         weighs the loss by inverse class frequency.
         """
         source = checked_inputs(name, inputs)
         numbers, classes = remapped_labels(name, labels, len(source))
         return _assemble(
-            cls, name, (source, numbers, classes), valid, test, seed, normalisation, class_weights
+            cls, name, (source, numbers, classes), valid, test, seed, normalization, class_weights
         )
 
     @classmethod
@@ -123,7 +123,7 @@ class Task:
         valid: float | Any = 0.1,
         test: Any = None,
         seed: int = 0,
-        normalisation: NormalisationRule | Normalisation | None = "auto",
+        normalization: NormalisationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
         """A task from torch `Dataset`s of (input, label) pairs, which need not fit in memory.
@@ -137,7 +137,7 @@ class Task:
             for v in (valid, test)
         )
         data = (source, numbers, classes)
-        return _assemble(cls, name, data, valid, test, seed, normalisation, class_weights)
+        return _assemble(cls, name, data, valid, test, seed, normalization, class_weights)
 
 
 def _assemble(
@@ -147,10 +147,10 @@ def _assemble(
     valid: Any,
     test: Any,
     seed: int,
-    normalisation: Any,
+    normalization: Any,
     class_weights: Any,
 ) -> Task:
-    """The task from checked training data: split, normalised, weighted, with its test data."""
+    """The task from checked training data: split, normalized, weighted, with its test data."""
     source, numbers, classes = data
     if not isinstance(name, str) or not name:
         raise TaskError(f"a task's name is a non-empty text, not {name!r}.")
@@ -162,15 +162,15 @@ def _assemble(
         train = Split(source, numbers[train_index], train_index)
         valid_split = Split(source, numbers[valid_index], valid_index)
     test_split = None if test is None else _other_split(name, "test", test, source, classes)
-    if not isinstance(normalisation, Normalisation):
-        normalisation = fitted_normalisation(name, train, normalisation)
-    normalisation = _fitting(name, train, normalisation)
+    if not isinstance(normalization, Normalization):
+        normalization = fitted_normalisation(name, train, normalization)
+    normalization = _fitting(name, train, normalization)
     for other in (valid_split, test_split):
         if other is not None and other.source is not source:
             learned = train.inputs(slice(0, 1)).dtype
-            normalisation.check_scale(name, other.inputs(slice(0, 10)), learned)
+            normalization.check_scale(name, other.inputs(slice(0, 10)), learned)
     weights = _class_weights(name, class_weights, train.labels, len(classes))
-    return cls(name, classes, train, valid_split, test_split, normalisation, weights)
+    return cls(name, classes, train, valid_split, test_split, normalization, weights)
 
 
 def _other_split(
@@ -204,16 +204,16 @@ def _other_split(
     return Split(other, torch.tensor([number[v] for v in values], dtype=torch.int64))
 
 
-def fitted_normalisation(name: str, train: Split, rule: Any) -> Normalisation:
-    """The normalisation that gives training inputs mean 0 and deviation 1, from at most 10,000."""
+def fitted_normalisation(name: str, train: Split, rule: Any) -> Normalization:
+    """The normalization that gives training inputs mean 0 and deviation 1, from at most 10,000."""
     if rule not in ("auto", "channel", "scalar", None):
         raise TaskError(
-            f"task {name!r}: normalisation = {rule!r} is not allowed; choose 'auto', "
-            "'channel', 'scalar', None or a Normalisation."
+            f"task {name!r}: normalization = {rule!r} is not allowed; choose 'auto', "
+            "'channel', 'scalar', None or a Normalization."
         )
     sample = train.inputs(slice(0, 1))
     if rule is None or is_tokens(sample):
-        return Normalisation()
+        return Normalization()
     step = max(1, len(train) // 10_000)
     values = train.inputs(slice(0, None, step)).double()
     if not torch.isfinite(values).all():
@@ -228,22 +228,22 @@ def fitted_normalisation(name: str, train: Split, rule: Any) -> Normalisation:
     # A constant channel carries nothing: leave its scale alone.
     std = torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.ones_like(std))
     trailing = max(sample.ndim - 2, 0)
-    return Normalisation(tuple(mean.float().tolist()), tuple(std.float().tolist()), trailing)
+    return Normalization(tuple(mean.float().tolist()), tuple(std.float().tolist()), trailing)
 
 
-def _fitting(name: str, train: Split, given: Normalisation) -> Normalisation:
-    """The normalisation, if it fits the inputs; doing nothing to numbers is (x - 0) / 1.
+def _fitting(name: str, train: Split, given: Normalization) -> Normalization:
+    """The normalization, if it fits the inputs; doing nothing to numbers is (x - 0) / 1.
 
-    So an empty normalisation always means tokens.
+    So an empty normalization always means tokens.
     """
     sample = train.inputs(slice(0, 1))
     if is_tokens(sample):
         return given
     if not given.mean:
-        return Normalisation((0.0,), (1.0,), max(sample.ndim - 2, 0))
+        return Normalization((0.0,), (1.0,), max(sample.ndim - 2, 0))
     if len(given.mean) not in (1, sample.shape[1]):
         raise TaskError(
-            f"task {name!r}: a normalisation of {len(given.mean)} channels does not fit inputs of "
+            f"task {name!r}: a normalization of {len(given.mean)} channels does not fit inputs of "
             f"shape {tuple(sample.shape[1:])}; give one number or {sample.shape[1]}."
         )
     return given

@@ -22,7 +22,7 @@ WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before 
 
 
 @contextmanager
-def recording(like: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.CUDAGraph]:
+def capturing(like: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.CUDAGraph]:
     """A graph of what is launched inside, while the garbage collector rests.
 
     A dead graph that it happened to free meanwhile would spoil the recording. The graph shares the
@@ -38,7 +38,7 @@ def recording(like: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.C
             gc.enable()
 
 
-class Recorded:
+class CapturedFunction:
     """A function as a graph: it reads tensors that stay where they are and waits for nothing.
 
     It needs no gradients. Recordings that share memory may run in any order, one at a time. The
@@ -47,9 +47,11 @@ class Recorded:
 
     graph: torch.cuda.CUDAGraph
 
-    def __init__(self, function: Callable[[], Tensor], like: Recorded | None = None) -> None:
+    def __init__(
+        self, function: Callable[[], Tensor], like: CapturedFunction | None = None
+    ) -> None:
         function()  # what is made once is made before the recording
-        with recording(None if like is None else like.graph) as self.graph:
+        with capturing(None if like is None else like.graph) as self.graph:
             self.result = function()
 
     def __call__(self) -> Tensor:
@@ -72,7 +74,7 @@ class CapturedStep:
         for group, rate in zip(training.optimizer.param_groups, self.rate, strict=True):
             group["lr"] = rate
         self._refresh: torch.cuda.CUDAGraph | None = None
-        training.use_flat_update_()
+        training.use_fused_update_()
         self._record()
 
     def run(self, order: Tensor, rates: list[float], refresh_at: set[int]) -> Tensor:
@@ -83,11 +85,11 @@ class CapturedStep:
         self.total.zero_()
         for step in range(len(rates)):
             if step in refresh_at:
-                self.refresh_()
+                self.update_codebooks_()
             self.graph.replay()
         return self.total
 
-    def refresh_(self) -> None:
+    def update_codebooks_(self) -> None:
         """Fit the codebooks anew: first by search, then warm, and from then on by a graph."""
         module = self.training.module
         if not module.has_codebooks:
@@ -96,17 +98,19 @@ class CapturedStep:
             self._refresh.replay()
             return
         was_fresh = module.is_fresh
-        module.refresh_()
+        module.update_codebooks_()
         if not was_fresh:
-            with recording() as self._refresh:
-                module.refresh_()
+            with capturing() as self._refresh:
+                module.update_codebooks_()
 
     def _step(self) -> None:
         rate = self.rates[self.counter]
         for group, own in zip(self.training.optimizer.param_groups, self.rate, strict=True):
             own.copy_((rate * group["factor"])[0])
         where = self.order[self.counter][0]
-        self.total += self.training.step(*self.training.train.batch(where, self.training.changes))
+        self.total += self.training.step(
+            *self.training.train.batch(where, self.training.augmentation)
+        )
         self.counter += 1
 
     def _record(self) -> None:
@@ -124,7 +128,7 @@ class CapturedStep:
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
         self.counter.zero_()
-        with recording() as self.graph:
+        with capturing() as self.graph:
             self._step()
         with torch.no_grad():
             for tensor in self._state():  # recording runs nothing, but the warm-up did

@@ -10,22 +10,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.loader import Batches
+from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.training.precision import arithmetic
 
-CALIBRATION_SAMPLES = 2000
+BATCHNORM_SAMPLES = 2000
 CHUNK = 2000
 
 
 @dataclass(frozen=True)
-class Score:
+class EvalResult:
     """How well a network did on a set: the share of correct answers and the mean cross-entropy."""
 
     accuracy: float
     loss: float
 
     @classmethod
-    def of(cls, counts: Tensor, num_samples: int) -> Score:
+    def of(cls, counts: Tensor, num_samples: int) -> EvalResult:
         """The score from what `count` gives."""
         correct, loss = counts.tolist()
         return cls(correct / num_samples, loss / num_samples)
@@ -35,7 +35,7 @@ class Score:
 def count(
     architecture: Architecture,
     tensors: Mapping[str, Tensor],
-    batches: Batches,
+    batches: DeviceLoader,
     *,
     chunk: int = CHUNK,
     answer: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -58,30 +58,33 @@ def count(
 
 
 def score(
-    architecture: Architecture, tensors: Mapping[str, Tensor], batches: Batches, chunk: int = CHUNK
-) -> Score:
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    batches: DeviceLoader,
+    chunk: int = CHUNK,
+) -> EvalResult:
     """Accuracy and loss of the network with these tensors, in evaluation mode."""
-    return Score.of(count(architecture, tensors, batches, chunk=chunk), len(batches))
+    return EvalResult.of(count(architecture, tensors, batches, chunk=chunk), len(batches))
 
 
 @torch.no_grad()
-def calibrated(
+def recalibrate_batchnorm(
     architecture: Architecture,
     tensors: Mapping[str, Tensor],
-    batches: Batches,
-    limit: int | None = CALIBRATION_SAMPLES,
+    batches: DeviceLoader,
+    limit: int | None = BATCHNORM_SAMPLES,
     chunk: int = CHUNK,
     precision: str = "float32",
 ) -> dict[str, Tensor]:
-    """The tensors with normalisation statistics estimated anew on training data, dropout off.
+    """The tensors with normalization statistics estimated anew on training data, dropout off.
 
     Means and variances are pooled over chunks; `limit` bounds the samples, None takes all.
     """
-    if not architecture.has_statistics:
+    if not architecture.has_running_stats:
         return dict(tensors)
     found: list[tuple[int, dict[str, Tensor]]] = []
     for inputs, _ in batches.chunks(chunk, limit):
-        own = {n: tensors[n].clone() for n in architecture.statistics}
+        own = {n: tensors[n].clone() for n in architecture.running_stats}
         with arithmetic(precision, deterministic=True):
             architecture({**tensors, **own}, inputs, "calibrate")
         found.append((len(inputs), own))
@@ -106,21 +109,25 @@ def _pooled(found: list[tuple[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
 class Validator:
     """A task's validation set, and the training subset that statistics are estimated on."""
 
-    def __init__(self, architecture: Architecture, train: Batches, valid: Batches) -> None:
+    def __init__(
+        self, architecture: Architecture, train: DeviceLoader, valid: DeviceLoader
+    ) -> None:
         self.architecture, self.train, self.valid = architecture, train, valid
 
-    def __call__(self, tensors: Mapping[str, Tensor], *, calibrate: bool = True) -> Score:
+    def __call__(self, tensors: Mapping[str, Tensor], *, calibrate: bool = True) -> EvalResult:
         """The validation score; statistics are estimated anew unless they are final already."""
         if not calibrate:
             return score(self.architecture, tensors, self.valid)
-        return Score.of(self.count(tensors), len(self.valid))
+        return EvalResult.of(self.count(tensors), len(self.valid))
 
     def count(
         self,
         tensors: Mapping[str, Tensor],
-        samples: int = CALIBRATION_SAMPLES,
+        samples: int = BATCHNORM_SAMPLES,
         precision: str = "float32",
     ) -> Tensor:
         """Right answers and sum of losses, with statistics of so many training samples."""
-        own = calibrated(self.architecture, tensors, self.train, samples, precision=precision)
+        own = recalibrate_batchnorm(
+            self.architecture, tensors, self.train, samples, precision=precision
+        )
         return count(self.architecture, own, self.valid, precision=precision)

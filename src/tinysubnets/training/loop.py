@@ -14,11 +14,11 @@ from torch import Tensor
 
 from tinysubnets import seeds
 from tinysubnets.errors import SettingError, TaskError
-from tinysubnets.tasks.loader import Batches
+from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.task import Task
-from tinysubnets.training.cuda_graphs import CapturedStep, Recorded
-from tinysubnets.training.evaluate import Score, Validator
-from tinysubnets.training.optim import flat_update, has_kernels, make_optimizer
+from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
+from tinysubnets.training.evaluate import EvalResult, Validator
+from tinysubnets.training.optim import fused_update, has_kernels, make_optimizer
 from tinysubnets.training.precision import arithmetic, seeded
 from tinysubnets.training.settings import TrainingSettings
 
@@ -35,7 +35,7 @@ class EpochReport:
     loss: float
     valid_loss: float
     valid_accuracy: float
-    learning_rate: float
+    lr: float
     seconds: float
     is_best: bool
 
@@ -58,8 +58,8 @@ class Training:
     """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it.
 
     A module can be trained that has an `architecture`, a `loss(inputs, labels, class_weights)`,
-    `groups()` of parameters, codebooks to `refresh_()`, or none (`has_codebooks`), and
-    `measured_tensors()`: the tensors it would be used with as it stands.
+    `groups()` of parameters, codebooks to `update_codebooks_()`, or none (`has_codebooks`), and
+    `eval_tensors()`: the tensors it would be used with as it stands.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Training:
     ) -> None:
         self.module, self.task, self.settings = module.to(device), task, settings
         self.device, self.path = torch.device(device), (seed, "training", number)
-        self.train = Batches(task.train, task.normalisation, device)
-        self.valid = Batches(task.valid, task.normalisation, device)
+        self.train = DeviceLoader(task.train, task.normalization, device)
+        self.valid = DeviceLoader(task.valid, task.normalization, device)
         self.validator = Validator(module.architecture, self.train, self.valid)
         self.class_weights = (
             None
@@ -83,23 +83,23 @@ class Training:
             else torch.tensor(task.class_weights, dtype=torch.float32, device=device)
         )
         self.optimizer = make_optimizer(module.groups(), settings, self.device)
-        self.changes = settings.augmentation if settings.augmentation.active else None
+        self.augmentation = settings.augmentation if settings.augmentation.active else None
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self._loss = compiled_loss() if settings.engine == "compiled" else loss_of
         self._update: Callable[[], object] = self.optimizer.step
         self._captured: CapturedStep | None = None
         self._measure: Callable[[], Tensor] | None = None
-        self._recorded: Recorded | None = None
+        self._captured_function: CapturedFunction | None = None
         if self.device.type == "cuda":
-            tensors, architecture = module.measured_tensors(), module.architecture
+            tensors, architecture = module.eval_tensors(), module.architecture
             for batches in (self.train, self.valid):
                 batches.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
 
     @property
     def finished(self) -> bool:
         """Whether the last epoch is done, or the plateau rule has ended training."""
-        stopped = self.settings.schedule == "plateau" and self._rate(0) < self.settings.final_rate
+        stopped = self.settings.schedule == "plateau" and self._rate(0) < self.settings.min_lr
         return self.progress.epoch >= self.settings.epochs or stopped
 
     def epoch(self) -> EpochReport:
@@ -119,7 +119,7 @@ class Training:
         if not math.isfinite(loss):
             raise TaskError(
                 f"training on {self.task.name!r} diverged in epoch {self.progress.epoch + 1}: the "
-                f"loss is {loss}. Lower training.learning_rate (now {rates[0]:g}) or score_rate."
+                f"loss is {loss}. Lower training.lr (now {rates[0]:g}) or score_lr."
             )
         return self.conclude(loss, rates[-1], begin)
 
@@ -128,7 +128,7 @@ class Training:
         steps, done = self.num_steps, self.progress.epoch
         last = max(1, self.settings.epochs * steps - 1)
         rates = [self._rate((done * steps + step) / last) for step in range(steps)]
-        count = self.settings.refreshes
+        count = self.settings.codebook_updates_per_epoch
         return rates, {round(i * steps / count) for i in range(count)}
 
     def order(self) -> Tensor:
@@ -142,10 +142,10 @@ class Training:
             self._captured = self._captured or CapturedStep(self, filled.shape[1])
             return self._captured.run(filled, rates, due)
         total = torch.zeros((), device=self.device)
-        batches = self.train.epoch(order, self.settings.batch_size, self.changes)
+        batches = self.train.epoch(order, self.settings.batch_size, self.augmentation)
         for step, (inputs, labels) in enumerate(batches):
             if step in due:
-                self.module.refresh_()
+                self.module.update_codebooks_()
             for group in self.optimizer.param_groups:
                 group["lr"] = rates[step] * group["factor"]
             total += self.step(inputs, labels)
@@ -172,27 +172,27 @@ class Training:
         self._update()
         return loss.detach()
 
-    def use_flat_update_(self) -> None:
+    def use_fused_update_(self) -> None:
         """Update large vectors by a kernel of our own from now on, where it can be had."""
         if has_kernels():
-            self._update = flat_update(self.optimizer)
+            self._update = fused_update(self.optimizer)
 
     def measure(self) -> Tensor:
         """Right answers and sum of losses on validation data, with statistics of its own."""
-        return self.validator.count(self.module.measured_tensors())
+        return self.validator.count(self.module.eval_tensors())
 
-    def validate(self) -> Score:
+    def validate(self) -> EvalResult:
         """The validation score of the network as it stands."""
         if self._measure is None:
-            self._measure = self.recorded(self.measure)
-        return Score.of(self._measure(), len(self.valid))
+            self._measure = self.captured(self.measure)
+        return EvalResult.of(self._measure(), len(self.valid))
 
-    def recorded(self, measure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def captured(self, measure: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """A measurement as a graph, where it can be recorded; the next one shares its memory."""
         if not self.can_capture:
             return measure
-        self._recorded = Recorded(measure, self._recorded)
-        return self._recorded
+        self._captured_function = CapturedFunction(measure, self._captured_function)
+        return self._captured_function
 
     def restore_best_(self) -> None:
         """Go back to the best epoch by validation; masks follow from the restored scores.
@@ -267,7 +267,7 @@ class Training:
 
     def _rate(self, share: float) -> float:
         """The learning rate after a share of all steps."""
-        high, low = self.settings.learning_rate, self.settings.final_rate
+        high, low = self.settings.lr, self.settings.min_lr
         if self.settings.schedule == "cosine":
             return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
         return high * 0.5**self.progress.halvings if self.settings.schedule == "plateau" else high

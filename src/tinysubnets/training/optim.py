@@ -22,11 +22,11 @@ class Rates(Protocol):
     @property
     def optimizer(self) -> str: ...
     @property
-    def learning_rate(self) -> float: ...
+    def lr(self) -> float: ...
     @property
-    def score_rate(self) -> float | None: ...
+    def score_lr(self) -> float | None: ...
     @property
-    def score_epsilon(self) -> float: ...
+    def score_eps(self) -> float: ...
     @property
     def momentum(self) -> float: ...
     @property
@@ -37,20 +37,20 @@ def make_optimizer(
     groups: dict[str, list[nn.Parameter]], settings: Rates, device: torch.device
 ) -> torch.optim.Optimizer:
     """The optimizer; mask scores have a rate of their own and are never decayed."""
-    factor = 1.0 if settings.score_rate is None else settings.score_rate / settings.learning_rate
+    factor = 1.0 if settings.score_lr is None else settings.score_lr / settings.lr
     table: dict[tuple[float, ...], dict[str, Any]] = {}
     for name, parameters in groups.items():
         options = {"factor": 1.0, "weight_decay": settings.weight_decay, "eps": EPSILON}
         if name == "scores":
-            options = {"factor": factor, "weight_decay": 0.0, "eps": settings.score_epsilon}
+            options = {"factor": factor, "weight_decay": 0.0, "eps": settings.score_eps}
         # Groups with the same options are updated together: every group costs launches.
         row = table.setdefault(tuple(options.values()), options | {"params": []})
         row["params"].extend(parameters)
     rows = [r for r in table.values() if r["params"]]
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(rows, settings.learning_rate, settings.momentum, fused=True)
+        return torch.optim.SGD(rows, settings.lr, settings.momentum, fused=True)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(rows, settings.learning_rate, fused=True, capturable=device.type == "cuda")
+    return kind(rows, settings.lr, fused=True, capturable=device.type == "cuda")
 
 
 LARGE = 1 << 14
@@ -61,7 +61,7 @@ def has_kernels() -> bool:
     return find_spec("triton") is not None
 
 
-def flat_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """`optimizer.step()` with a kernel of our own for large vectors.
 
     Torch's fused optimizers give each 65,536 values to one block of threads, so that a vector of

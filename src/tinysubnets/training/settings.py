@@ -14,46 +14,46 @@ from tinysubnets.tasks.augment import Augmentation
 class TrainingSettings:
     """How every task is trained.
 
-    The learning rate falls from `learning_rate` to `final_rate`: by a cosine, or halved after six
-    epochs without a better validation loss ("plateau", ends below `final_rate`). `score_rate` is
-    the rate of mask scores, by default the same. A large `score_epsilon` makes Adam move scores by
-    their gradients: those that hardly matter stay, and masks cost fewer bytes. `refreshes` counts
-    codebook fits per epoch.
+    The learning rate falls from `lr` to `min_lr`: by a cosine, or halved after six epochs without a
+    better validation loss ("plateau", ends below `min_lr`). `score_lr` is the rate of mask scores,
+    by default the same. A large `score_eps` makes Adam move scores by their gradients: those that
+    hardly matter stay, and masks cost fewer bytes. `codebook_updates_per_epoch` counts codebook
+    fits per epoch.
     """
 
     epochs: int = 40
     batch_size: int = 32
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    learning_rate: float = 3e-3
-    final_rate: float = 1e-5
+    lr: float = 3e-3
+    min_lr: float = 1e-5
     schedule: Literal["cosine", "plateau", "constant"] = "cosine"
-    score_rate: float | None = None
-    score_epsilon: float = 1e-8
+    score_lr: float | None = None
+    score_eps: float = 1e-8
     momentum: float = 0.0
     weight_decay: float = 0.0
-    refreshes: int = 3
+    codebook_updates_per_epoch: int = 3
     augmentation: Augmentation = field(default_factory=Augmentation)
     engine: Literal["auto", "eager", "graph", "compiled"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("refreshes", 1)):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("codebook_updates_per_epoch", 1)):
             if getattr(self, name) < least:
                 raise SettingError(
                     f"training.{name} = {getattr(self, name)} is not allowed; "
-                    f"give a whole number of at least {least}."
+                    f"give an integer of at least {least}."
                 )
-        if not 0 < self.final_rate <= self.learning_rate < math.inf:
+        if not 0 < self.min_lr <= self.lr < math.inf:
             raise SettingError(
-                f"training.learning_rate = {self.learning_rate} and final_rate = "
-                f"{self.final_rate} are not allowed; give 0 < final_rate <= learning_rate."
+                f"training.lr = {self.lr} and min_lr = "
+                f"{self.min_lr} are not allowed; give 0 < min_lr <= lr."
             )
         for name, limit in (
             ("momentum", 1),
             ("weight_decay", math.inf),
-            ("score_rate", math.inf),
-            ("score_epsilon", math.inf),
+            ("score_lr", math.inf),
+            ("score_eps", math.inf),
         ):
             value = getattr(self, name)
             if value is not None and not 0 <= value < limit:
