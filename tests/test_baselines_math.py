@@ -29,6 +29,7 @@ from tinysubnets.baselines.replay import Replay, ReplayBuffer
 from tinysubnets.baselines.si import SI, consolidated
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
+from tinysubnets.tasks.checks import class_balanced
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task
 
@@ -271,6 +272,18 @@ def test_the_distillation_of_lwf_is_stationary_at_the_old_parameters():
     with torch.no_grad():
         module.body[0].add_(0.05 * torch.randn_like(module.body[0]))
     assert slope() > 1e-4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_class_balanced_draw_goes_round_the_classes(seed):
+    generator = torch.Generator().manual_seed(seed)
+    groups = torch.randint(0, 1 + seed % 7, (50,), generator=generator) * 3
+    queues = {g: (groups == g).nonzero().flatten().tolist() for g in groups.unique().tolist()}
+    drawn: list[int] = []
+    while any(queues.values()):  # one of every class that has any left, the earliest first
+        drawn += sorted(queue.pop(0) for queue in queues.values() if queue)
+    for count in (0, 1, 17, 50, 80):
+        assert class_balanced(groups, count).tolist() == sorted(drawn[:count])
 
 
 @pytest.mark.parametrize("scenario_type", ["task-IL", "class-IL", "domain-IL"])
