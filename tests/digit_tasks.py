@@ -58,9 +58,9 @@ def small_net(norm: bool = False, width: int = 64) -> Architecture:
 
 
 def accuracy(learner, task: Task) -> float:
-    """The share of test samples answered rightly, the task told only where the setting tells it."""
+    """The share of test samples answered rightly, the task told only where it is known."""
     inputs, labels = task.test.inputs(), task.test.labels
-    if getattr(learner, "scenario_type", "task-IL") == "task-IL":
+    if learner.scenario_type == "task-IL":
         return float((learner.logits(task.name, inputs).argmax(1) == labels).float().mean())
     first = learner.columns(task.name)[0]
     return float((learner.logits(None, inputs).argmax(1) == labels + first).float().mean())

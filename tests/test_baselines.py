@@ -1,4 +1,4 @@
-"""Every method by name: it runs, it forgets or does not, it says its setting, it can be resumed."""
+"""Every method by name: it learns, forgets or does not, says what it needs, can be resumed."""
 
 from __future__ import annotations
 
@@ -51,10 +51,6 @@ def make(method: str, norm: bool = False, training: dict | None = None, **settin
     )
 
 
-def ledger(learner):
-    return learner.ledger() if hasattr(learner, "ledger") else learner.store.ledger()
-
-
 @pytest.mark.parametrize("scenario", [permuted, split])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_both_scenarios(method, scenario):
@@ -63,8 +59,8 @@ def test_every_method_learns_both_scenarios(method, scenario):
     chance = 1 / tasks[0].num_classes
     assert final[-1] > 2 * chance if chance < 0.2 else final[-1] > 0.7
     assert tuple(learner.reports) == tuple(t.name for t in tasks)
-    assert ledger(learner).total.total > 0
-    assert getattr(learner, "scenario_type", "task-IL") == "task-IL"
+    assert learner.ledger().total.total > 0
+    assert learner.scenario_type == "task-IL"
     if method in FORGET_FREE:
         assert fresh == final  # BWT exactly 0
 

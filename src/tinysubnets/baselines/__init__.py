@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from tinysubnets.baselines.gem import AGEM, GEM
     from tinysubnets.baselines.joint import Cumulative, Independent, Naive
     from tinysubnets.baselines.lwf import LwF
+    from tinysubnets.baselines.masked import WSN, AdaQPackNet, PackNet
     from tinysubnets.baselines.replay import GDumb, Replay
     from tinysubnets.baselines.si import SI
     from tinysubnets.method.base import Learner
@@ -15,4 +16,5 @@ if TYPE_CHECKING:
     # Every method is a `Learner`: the type checker compares each class with it.
     _CHECKED: tuple[type[Learner], ...] = (
         Naive, Cumulative, Independent, Replay, GDumb, GEM, AGEM, EWC, SI, LwF, CWRStar,
+        WSN, PackNet, AdaQPackNet,
     )  # fmt: skip

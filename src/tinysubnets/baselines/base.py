@@ -17,7 +17,6 @@ head per task; with "class-IL" from all; with "domain-IL" all tasks have the sam
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -55,7 +54,7 @@ from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
-from tinysubnets.nn.init import InitKey, initial_task_params, initial_values
+from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, weights_hash
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label, Split, Task
@@ -265,6 +264,12 @@ class DenseLearner:
         check_scenario_type(self.name, self.settings.scenario_type, self.scenario_types)
         self.training = config.build(TrainingSettings, training, "training")
         self.device, self.architecture = pick_device(device), architecture
+        self.pretrained: dict[str, Tensor] | None = None
+        if self.settings.init == "pretrained":
+            # A copy: the user's network may change while tasks are learned.
+            self.pretrained = {
+                n: t.float().cpu().clone() for n, t in architecture.pretrained.items()
+            }
         self.learned: dict[str, LearnedTask] = {}
         self.tensors: dict[str, Tensor] = {}
         self.extra_state: dict[str, Tensor] = {}
@@ -315,9 +320,7 @@ class DenseLearner:
         - `number`: of the task that begins with it; every number has random values of its own.
         """
         init_key = InitKey(self.settings.seed, 0, number, self.settings.scale)
-        pretrained = None
-        if self.settings.init == "pretrained":
-            pretrained = {n: t.float().cpu() for n, t in self.architecture.pretrained.items()}
+        pretrained = self.pretrained
         task_params = initial_task_params(self.architecture, init_key, num_classes, pretrained)
         if pretrained is not None:
             return task_params | {
@@ -368,6 +371,11 @@ class DenseLearner:
     def scenario_type(self) -> ScenarioType:
         """Whether the task of an input is known when predicting."""
         return self.settings.scenario_type
+
+    @property
+    def store(self) -> None:
+        """None: there are no subnets."""
+        return None
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -489,8 +497,8 @@ class DenseLearner:
         tensors |= {f"{CONSTANTS}{n}": t for n, t in self.architecture.constants.items()}
         numbers["training"] = config.to_dict(self.training)
         numbers["architecture"] = architecture_table(self.architecture)
-        if self.settings.init == "pretrained":
-            numbers["pretrained"] = _digest(self.architecture.pretrained)
+        if self.pretrained is not None:
+            numbers["pretrained"] = weights_hash(self.pretrained)
         path = save_dense(folder, tensors, numbers)
         self.file_bytes = path.stat().st_size
         return path
@@ -535,8 +543,8 @@ class DenseLearner:
                 f"scenario_type = {learner.scenario_type!r}, but this model was learned with "
                 f"{before.scenario_type!r}, which its output layer is laid out for; leave it."
             )
-        if learner.settings.init == "pretrained" and "pretrained" in numbers:
-            if numbers["pretrained"] != _digest(learner.architecture.pretrained):
+        if learner.pretrained is not None and "pretrained" in numbers:
+            if numbers["pretrained"] != weights_hash(learner.pretrained):
                 raise MismatchError(
                     "init = 'pretrained', but these are not the weights that learning began with; "
                     "pass the same pretrained network as net."
@@ -625,6 +633,17 @@ def load_dense(folder: str | os.PathLike[str]) -> State:
         raise DamageError(f"{path} is damaged: {error}.") from error
 
 
+def dense_method(path: Path) -> str | None:
+    """The method that wrote a dense model file; None where it is no such file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            numbers = json.loads((file.metadata() or {}).get("config", "{}"))
+    except (OSError, SafetensorError, ValueError):
+        return None
+    is_dense = isinstance(numbers, dict) and numbers.get("format") == FORMAT
+    return str(numbers.get("method")) if is_dense else None
+
+
 def check_method(numbers: Mapping[str, Any], name: str) -> None:
     """Refuse the state or file of another method."""
     if numbers.get("method") != name:
@@ -649,15 +668,6 @@ def _recorded_architecture(
             "again: resume(…, net=…)."
         )
     return net if isinstance(net, Architecture) else Architecture(net)
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of the names and values of tensors."""
-    sha = hashlib.sha256()
-    for name in sorted(tensors):
-        sha.update(name.encode())
-        sha.update(tensors[name].detach().float().cpu().numpy().tobytes())
-    return sha.hexdigest()
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -1,11 +1,11 @@
 """What every method is to the rest of the package: a learner, its trainers and its reports.
 
-    learner.learn(task)                       # or, in visible steps:
+learner.learn(task)                       # or, in visible steps:
 
-    trainer = learner.begin(task)
-    while not trainer.finished:
-        print(trainer.epoch())
-    trainer.finish()
+trainer = learner.begin(task)
+while not trainer.finished:
+    print(trainer.epoch())
+trainer.finish()
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.model.size import Ledger
+from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport
@@ -86,18 +87,37 @@ class Learner(Protocol):
     """A method at work: it learns tasks one after the other, and answers for all of them.
 
     - `name`: the method's, as in recipes and `tsn list`.
-    - `scenario_types`: what its paper defines, and `scenario_type` which one this learner does: with
+    - `scenario_types`: what its paper defines; `scenario_type` is the one this learner does. With
       "task-IL" it is told the task of an input; with "class-IL" (classes of all tasks) and
       "domain-IL" (the same classes in every task) it is not.
+    - `settings`: the method's own, a frozen dataclass with at least a `seed`.
     - `reports`: what learning each task came to, by the task's name.
     """
 
     name: ClassVar[str]
     scenario_types: ClassVar[tuple[ScenarioType, ...]]
-    architecture: Architecture
-    training: TrainingSettings
-    device: torch.device
+    settings: Any
     reports: dict[str, Any]
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network as code."""
+        ...
+
+    @property
+    def training(self) -> TrainingSettings:
+        """How every task is trained."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where tasks are trained."""
+        ...
+
+    @property
+    def store(self) -> SubnetStore | None:
+        """The learned subnets; None where a method has none."""
+        ...
 
     @property
     def scenario_type(self) -> ScenarioType:
@@ -126,11 +146,11 @@ class Learner(Protocol):
         ...
 
     def columns(self, task: str) -> tuple[int, int]:
-        """The first logit of a task among those of `logits(None, …)`, and the one behind its last."""
+        """A task's logits among those of `logits(None, …)`: the first, and one behind the last."""
         ...
 
     def revisit_(self, task: Task) -> None:
-        """Give the data of a learned task again, after `restore_`: joint training keeps all data."""
+        """Give a learned task's data again after `restore_`: joint training keeps all data."""
         ...
 
     def state(self) -> State:
