@@ -71,7 +71,7 @@ def load(
     with ModelFile(model_path(where)) as file:
         contents = read_contents(file, task)
         identity = file.identity
-    architecture = architecture_for(contents, net)
+    architecture = architecture_for(contents.manifest, contents.constants, net)
     block = contents.manifest.layout.block
     store = SubnetStore(architecture, block=block, settings=contents.settings, device=device)
     store.banks, store.subnets = contents.banks, contents.subnets

@@ -6,7 +6,6 @@ differ in which module they train, for how long, and how they compress it.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import warnings
@@ -45,7 +44,7 @@ from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import InitialState, InitKey, initial_state
+from tinysubnets.nn.init import InitialState, InitKey, initial_state, weights_hash
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.task import Task
@@ -136,11 +135,7 @@ class MaskedCore:
 
     def pretrained_hash(self) -> str:
         """The SHA-256 of the names and values that learning starts from."""
-        sha = hashlib.sha256()
-        for name, tensor in sorted((self.pretrained or {}).items()):
-            sha.update(name.encode())
-            sha.update(tensor.numpy().tobytes())
-        return sha.hexdigest()
+        return weights_hash(self.pretrained or {})
 
     def bank(self, number: int) -> Bank:
         """The bank of that number, or an empty one that the store does not have yet."""
