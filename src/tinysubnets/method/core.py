@@ -398,10 +398,12 @@ class MaskedLearner(ABC):
         """The store as the bytes of its file, and the reports."""
         data = b"".join(encode(self.store).parts)
         file = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        return {"model": file}, {"reports": [asdict(r) for r in self.reports.values()]}
+        reports = [asdict(r) for r in self.reports.values()]
+        return {"model": file}, {"method": self.name, "reports": reports}
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of the same method on the same architecture."""
+        check_method(self.name, numbers)
         with ModelFile(io.BytesIO(tensors["model"].numpy().tobytes())) as file:
             contents = read_contents(file)
         self.store.banks, self.store.subnets = contents.banks, contents.subnets
