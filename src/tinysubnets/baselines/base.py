@@ -46,6 +46,8 @@ from tinysubnets.method.base import (
     ScenarioType,
     State,
     TaskReport,
+    check_architecture,
+    check_method,
     check_scenario_type,
     check_task,
     learn,
@@ -260,6 +262,7 @@ class DenseLearner:
         - `device`: where it computes, "auto" for a GPU if there is one.
         - `settings`: those of the method, by name; see its settings class.
         """
+        check_architecture(architecture)
         self.settings = config.build(self.settings_class, settings)
         check_scenario_type(self.name, self.settings.scenario_type, self.scenario_types)
         self.training = config.build(TrainingSettings, training, "training")
@@ -642,15 +645,6 @@ def dense_method(path: Path) -> str | None:
         return None
     is_dense = isinstance(numbers, dict) and numbers.get("format") == FORMAT
     return str(numbers.get("method")) if is_dense else None
-
-
-def check_method(numbers: Mapping[str, Any], name: str) -> None:
-    """Refuse the state or file of another method."""
-    if numbers.get("method") != name:
-        raise MismatchError(
-            f"this model was made by the method {numbers.get('method')!r}, not by {name!r}; go on "
-            "with the method that made it."
-        )
 
 
 def _recorded_architecture(

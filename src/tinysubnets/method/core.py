@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from tinysubnets import config
 from tinysubnets.errors import (
-    ArchitectureError,
     CapacityWarning,
     FormatError,
     MismatchError,
@@ -35,6 +34,8 @@ from tinysubnets.method.base import (
     State,
     TaskReport,
     TaskTrainer,
+    check_architecture,
+    check_method,
     check_task,
     learn,
 )
@@ -104,11 +105,7 @@ class MaskedCore:
         device: str | torch.device = "cpu",
         store: SubnetStore | None = None,
     ) -> None:
-        if not isinstance(architecture, Architecture):
-            raise ArchitectureError(
-                f"an Architecture is needed, not {type(architecture).__name__}; wrap the network: "
-                'Architecture(net, head="the name of its last layer").'
-            )
+        check_architecture(architecture)
         self.architecture, self.settings, self.training = architecture, settings, training
         self.device = pick_device(device)
         self.store = store or SubnetStore(architecture, block=block, device=self.device)
@@ -403,7 +400,7 @@ class MaskedLearner(ABC):
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of the same method on the same architecture."""
-        check_method(self.name, numbers)
+        check_method(numbers, self.name)
         with ModelFile(io.BytesIO(tensors["model"].numpy().tobytes())) as file:
             contents = read_contents(file)
         self.store.banks, self.store.subnets = contents.banks, contents.subnets
