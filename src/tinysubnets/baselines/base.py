@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from tinysubnets import config
 from tinysubnets.errors import FormatError, SettingError, TaskError, unknown
+from tinysubnets.files import atomic_write, lock
 from tinysubnets.method.learner import TaskReport
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
@@ -148,8 +148,10 @@ def save_dense(folder: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str,
     described = {"format": FORMAT, "version": __version__, **numbers}
     text = json.dumps(described, sort_keys=True, separators=(",", ":"))
     data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
-    _replace(folder / "config.json", (json.dumps(described, indent=2) + "\n").encode())
-    _replace(folder / "model.safetensors", data)
+    with lock(folder / ".lock", wait=True):
+        shown = json.dumps(described, indent=2) + "\n"
+        atomic_write(folder / "config.json", shown.encode(), is_only_writer=True)
+        atomic_write(folder / "model.safetensors", data, is_only_writer=True)
     return len(data)
 
 
@@ -163,16 +165,6 @@ def load_dense(folder: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 f"{path} has the format {numbers.get('format')!r}; a dense model has {FORMAT!r}."
             )
         return {n: file.get_tensor(n) for n in file.keys()}, numbers
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a whole file beside its place and rename it, so that no reader sees a part."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
 
 
 # --------------------------------------------------------------------------------------------------

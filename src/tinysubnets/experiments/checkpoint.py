@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from tinysubnets.errors import RunError
-from tinysubnets.experiments.run_dir import FORMAT, friendly_os_errors, replace_file
+from tinysubnets.experiments.run_dir import FORMAT
+from tinysubnets.files import atomic_write, friendly_os_errors
 
 # The modules whose dataclasses a checkpoint may hold; nothing else can be made from a file.
 _MODULES = (
@@ -60,18 +61,18 @@ class Checkpoints:
         """Replace the checkpoint; `learned` None means that it is as in the last one."""
         with friendly_os_errors(self.run):
             self.folder.mkdir(exist_ok=True)
-        files = dict(self._files)
-        parts: dict[str, Any] = {"lesson": None}
-        if learned is not None:
-            files["learned"] = self._write("learned", learned[0])
-            self._plain = learned[1]
-        files.pop("lesson", None)
-        if trainer is not None:
-            files["lesson"] = self._write("lesson", trainer[0])
-            parts["lesson"] = trainer[1]
-        state = {"format": FORMAT, "files": files, "learned": self._plain, **parts}
-        text = json.dumps(state | {"numbers": dict(numbers)})
-        replace_file(self.folder / "state.json", text.encode(), self.run)
+            files = dict(self._files)
+            parts: dict[str, Any] = {"lesson": None}
+            if learned is not None:
+                files["learned"] = self._write("learned", learned[0])
+                self._plain = learned[1]
+            files.pop("lesson", None)
+            if trainer is not None:
+                files["lesson"] = self._write("lesson", trainer[0])
+                parts["lesson"] = trainer[1]
+            state = {"format": FORMAT, "files": files, "learned": self._plain, **parts}
+            text = json.dumps(state | {"numbers": dict(numbers)})
+            atomic_write(self.folder / "state.json", text.encode())
         self._files = files
         self._tidy()
 
@@ -110,7 +111,7 @@ class Checkpoints:
         self._count += 1
         name = f"{role}-{self._count}.safetensors"
         data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
-        replace_file(self.folder / name, data, self.run)
+        atomic_write(self.folder / name, data)
         return {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
 
     def _read(self, entry: Mapping[str, str]) -> dict[str, Tensor]:

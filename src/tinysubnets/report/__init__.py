@@ -35,7 +35,7 @@ def write_report(
             "Install it with: pip install 'tinysubnets[report]'"
         ) from error
     from tinysubnets.experiments.results import find_runs
-    from tinysubnets.experiments.run_dir import friendly_os_errors, replace_file
+    from tinysubnets.files import atomic_write, friendly_os_errors
     from tinysubnets.report.page import build
     from tinysubnets.report.raster import save_png
 
@@ -50,7 +50,7 @@ def write_report(
         for name, drawing in figures.items():
             (pictures / f"{name}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
             save_png(drawing, pictures / f"{name}.png")
-    replace_file(page, text.encode("utf-8"))
+        atomic_write(page, text.encode("utf-8"))
     return page
 
 
