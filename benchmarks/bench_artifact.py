@@ -23,7 +23,7 @@ import torch
 
 from tinysubnets import format as artifact
 from tinysubnets import networks
-from tinysubnets.coding.masks import xor_entropy_bits
+from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import CodebookTensor, Subnet
 from tinysubnets.nn.architecture import Architecture
@@ -200,7 +200,8 @@ def _xor_entropy_bytes(model: str) -> float:
     for subnet in contents.subnets.values():
         mask, earlier = subnet.mask.numpy(), seen.setdefault(subnet.bank, [])
         owned = [np.logical_or.reduce(earlier)] if earlier else []
-        total += min(xor_entropy_bits(mask, r) for r in [None, *owned, *earlier])
+        differences = [mask, *(mask != r for r in (*owned, *earlier))]
+        total += min(entropy_bits(int(np.count_nonzero(d)), mask.size) for d in differences)
         earlier.append(mask)
     return total / 8
 

@@ -59,7 +59,7 @@ def as_mask(data: bytes) -> np.ndarray:
 
 
 READERS: dict[str, tuple[Callable[[bytes], np.ndarray], list[bytes]]] = {
-    "mask": (as_mask, [encode_mask(SPARSE, [REFERENCE])[1], joined_parts(), joined_segments()]),
+    "mask": (as_mask, [encode_mask(SPARSE, REFERENCE), joined_parts(), joined_segments()]),
     "flips": (
         lambda data: decode_bitmask(data, COUNT),
         [
