@@ -4,11 +4,11 @@ Layout. A coded mask is one tag byte and a body; the number of places, the refer
 lengths of the segments (the shared tensors, in order) are known from elsewhere. F is the mask XOR
 the reference, or the mask itself where there is no reference. The codec is in bits 0-2 of the tag:
 
-    0-3  F as `flips` codes it.
+    0-3  F as `bitmask_codecs` codes it.
     4    dropped and added, tag byte 4, only with a reference: a length (below) and so many bytes
-         that code, as `flips` does, for each place where the reference is 1, in order, whether
-         the mask drops it; then, to the end, a code of all places that tells which ones the mask
-         adds; these are 0 in the reference.
+         that code, as `bitmask_codecs` does, for each place where the reference is 1, in order,
+         whether the mask drops it; then, to the end, a code of all places that tells which ones
+         the mask adds; these are 0 in the reference.
     5    by segment, tag byte 5, only for two or more segments: the codes 0-4 of the segments, each
          against the same part of the reference; before each but the last its length.
 
@@ -16,11 +16,11 @@ A length is a varint (`byte_io`). A coded mask is never longer than 1 + ceil(pla
 
 Why codec 4: a mask has exactly k ones, so it drops as many ones of an alike reference as it adds,
 and at density 0.1 a one flips nine times as often as a zero. On masks of permuted MNIST learned
-with warm scores it takes 10 % off codecs 0-3, which ends 9 % below the XOR entropy; on random
-masks of density 0.05 to 0.1 it ends 7 to 15 % below. It decodes at 110 to 185 MB of packed mask
-per second; a third to a half of the time goes to finding the ones of the reference. Why codec 5:
-layers flip at different rates; where these differ fivefold it takes 4 % off, and next to nothing
-where they are alike. Either is used only where it saves 3 %.
+with `score_init = "previous_mask"` it takes 10 % off codecs 0-3, which ends 9 % below the XOR
+entropy; on random masks of density 0.05 to 0.1 it ends 7 to 15 % below. It decodes at 110 to
+185 MB of packed mask per second; a third to a half of the time goes to finding the ones of the
+reference. Why codec 5: layers flip at different rates; where these differ fivefold it takes 4 %
+off, and next to nothing where they are alike. Either is used only where it saves 3 %.
 """
 
 from __future__ import annotations
