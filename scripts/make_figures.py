@@ -3,7 +3,7 @@
     python scripts/make_figures.py                      # runs permuted-digits first, a few minutes
     python scripts/make_figures.py --runs runs/compare  # from runs that are there
 
-Writes accuracy-against-bytes.png (all runs), and accuracy-matrix.png, task-masks.png and ledger.png
+Writes accuracy-against-bytes.svg (all runs), and accuracy-matrix.svg, task-masks.svg and ledger.svg
 (the first TSN-wr run) to docs/images.
 """
 
@@ -15,13 +15,11 @@ import sys
 from pathlib import Path
 
 from tinysubnets.experiments.results import Run, find_runs
-from tinysubnets.report.page import references
-from tinysubnets.report.pictures import comparison, run_figures
-from tinysubnets.report.raster import save_png
+from tinysubnets.report import figures
 
 ROOT = Path(__file__).parent.parent
 METHODS = "tsn,tsn-wr,wsn,packnet,ada-qpacknet,replay,naive,independent"
-PICTURES = ("accuracy-matrix", "task-masks", "ledger")
+PICTURES = ("accuracy-matrix", "task-masks", "ledger", "accuracy-against-bytes")
 
 
 def make_runs(folder: Path) -> None:
@@ -50,12 +48,11 @@ def main() -> None:
         make_runs(folder)
     runs = find_runs([folder])
     options.out.mkdir(parents=True, exist_ok=True)
-    figures = [f for f in run_figures(pick(runs)) if f.key in PICTURES]
-    overview = comparison(runs, references(runs))
-    for figure in [*figures, *([overview] if overview else [])]:
-        path = options.out / f"{figure.key}.png"
-        save_png(figure.drawing, path)
-        print(path)
+    for figure in [*figures.of_run(pick(runs)), *figures.of_all(runs)]:
+        if figure.key in PICTURES:
+            path = options.out / f"{figure.key}.svg"
+            figure.drawing.save(path)
+            print(path)
 
 
 if __name__ == "__main__":

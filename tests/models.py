@@ -95,7 +95,7 @@ def add_task(store: SubnetStore, number: int, bank: int = 0, **changes: Any) -> 
         "sample": None if number == 2 else Sample(torch.float32, (6,)),
     }
     subnet = Subnet(**(fields | changes))
-    store.add_(subnet)
+    store.add_(subnet, score_seed=store.settings.get("tsn", {}).get("seed"))
     return store.subnet(subnet.name)
 
 

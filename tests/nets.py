@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.subnet import Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
@@ -197,3 +198,9 @@ def learner(net: nn.Module | None = None, *, training: Any = None, **settings: A
     return TinySubNets(
         architecture, training=TRAINING | (training or {}), pruning=pruning, **settings
     )
+
+
+def learned(learner: TinySubNets, task: Task) -> Subnet:
+    """The subnet of a task that was just learned."""
+    learner.learn(task)
+    return learner.store.subnet(task.name)

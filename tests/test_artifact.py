@@ -188,7 +188,7 @@ def test_a_store_of_another_method_cannot_be_resumed(tmp_path: Path) -> None:
     models.add_task(store, 0)
     assert store.subnet("task 0").coded_mask.reference == 0  # type: ignore[union-attr]
     store.save(tmp_path)
-    with pytest.raises(MismatchError, match="not made by TinySubNets"):
+    with pytest.raises(MismatchError, match="made by no method"):
         TinySubNets.resume(tmp_path)
 
 

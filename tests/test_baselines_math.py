@@ -22,7 +22,7 @@ from tinysubnets.baselines.gem import (
 )
 from tinysubnets.baselines.joint import Cumulative
 from tinysubnets.baselines.lwf import LwF, LwFModule, distillation
-from tinysubnets.baselines.masked import WSN, AdaQPackNetSettings, PackNet, shrunk
+from tinysubnets.baselines.masked import WSN, AdaQPackNetSettings, PackNet, narrowed
 from tinysubnets.baselines.regularization import (
     EWC,
     SI,
@@ -373,25 +373,26 @@ def test_packnet_keeps_a_share_of_the_free_weights_by_magnitude():
     learner = PackNet(small_net(), training=TRAINING, density=0.5, of="free")
     learner.learn(permuted()[0])
     trainer = learner.begin(permuted()[1])
-    while not trainer.training.finished:
-        trainer.epoch()
     module = trainer.module
-    trainer.training.restore_best_()
+    early = TRAINING["epochs"] - trainer.late_epochs
+    while trainer.epochs_done < early:
+        trainer.epoch()
+    trainer.inner.training.restore_best_()  # the network that is pruned
     values = module.free.detach().abs().clone()
-    trainer._turn_()
+    trainer.prune(module, trainer.inner.training)
     for i, j in module.layout.block_segments:
         free = ~module.owned[i:j]
-        extra_state = module.fixed[i:j] & free
-        assert int(extra_state.sum()) == round(0.5 * int(free.sum()))
-        assert values[i:j][extra_state].min() >= values[i:j][free & ~extra_state].max()
+        kept = module.fixed[i:j] & free
+        assert int(kept.sum()) == round(0.5 * int(free.sum()))
+        assert values[i:j][kept].min() >= values[i:j][free & ~kept].max()
 
 
 def test_the_capacity_formula_of_wsn():
     learner = WSN(small_net(), training=TRAINING, density=0.5)
-    assert learner.wsn_capacity() == 0.0
+    assert learner.capacity()["wsn"] == 0.0
     learner.learn(permuted()[0])
     # One mask of density ½ cannot be compressed: ½ of the weights, and one bit of 32 for each.
-    assert learner.wsn_capacity() == pytest.approx(0.5 + 1 / 32, abs=0.001)
+    assert learner.capacity()["wsn"] == pytest.approx(0.5 + 1 / 32, abs=0.001)
     assert learner.store.subnet("p0").bits == 32
 
 
@@ -403,7 +404,7 @@ class Table:
     def __init__(self, **accuracies: float) -> None:
         self.table = {None: 0.9} | {int(k[1:]): v for k, v in accuracies.items()}
 
-    def coded(self, mask, bits):
+    def encode(self, mask, bits):
         return bits
 
     def weights(self, mask, own):
@@ -415,6 +416,6 @@ class Table:
 
 def test_ada_qpacknet_shrinks_codes_while_accuracy_stays_within_two_points():
     settings = AdaQPackNetSettings()
-    assert shrunk(Table(b6=0.9, b5=0.89, b4=0.881, b3=0.879, b2=0.9), settings)[0] == 4
-    assert shrunk(Table(b6=0.5, b5=0.5), settings)[0] == 6
-    assert shrunk(Table(b6=0.9, b5=0.9, b4=0.9, b3=0.9, b2=0.9), settings)[0] == 2
+    assert narrowed(Table(b6=0.9, b5=0.89, b4=0.881, b3=0.879, b2=0.9), settings)[0] == 4
+    assert narrowed(Table(b6=0.5, b5=0.5), settings)[0] == 6
+    assert narrowed(Table(b6=0.9, b5=0.9, b4=0.9, b3=0.9, b2=0.9), settings)[0] == 2

@@ -25,7 +25,7 @@ EXCEPTIONS = {
     # Where Triton is installed the plain mathematics hands over to its twins.
     ("nn/topk.py", "kernels"): "the GPU's way to the same result",
     # The picture of accuracy against bytes shows the paper's own points beside ours.
-    ("report/page.py", "paper"): "numbers of the paper",
+    ("report/figures.py", "paper"): "numbers of the paper",
     # What users expect of a store: store.save(folder), SubnetStore.load(folder).
     ("model/store.py", "format"): "a store saves and loads itself",
 }

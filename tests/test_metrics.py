@@ -59,8 +59,7 @@ class Oracle:
 
     def __init__(self, scenario_type: str | None = None) -> None:
         self.asked: list[str | None] = []
-        if scenario_type:
-            self.scenario_type = scenario_type
+        self.scenario_type = scenario_type or "task-IL"
 
     def logits(self, task: str | None, inputs: torch.Tensor) -> torch.Tensor:
         self.asked.append(task)

@@ -174,7 +174,7 @@ def test_masks_and_matrices(runs: Path, tmp_path: Path) -> None:
     table = paper.table("masks", [runs / "seed-0"], out=tmp_path)
     assert len(table.rows) == 3
     assert table.rows[0][5] == "0.0"  # the first task reuses nothing
-    assert {p.suffix for p in tmp_path.iterdir()} == {".svg", ".png"}
+    assert {p.suffix for p in tmp_path.iterdir()} == {".svg"}
     matrix = paper.table("matrix-permuted-mnist", [runs], out=tmp_path)
     assert (tmp_path / "permuted-mnist-tsn-wr-matrix.svg").is_file()
     assert [len(r) for r in matrix.rows] == [4, 4, 4]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nets import learner, mlp, task
+from nets import learned, learner, mlp, task
 from tinysubnets import seeds
 from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.errors import SettingError
@@ -181,7 +181,7 @@ def test_a_learner_prunes_before_it_owns(objective: str) -> None:
     learn = learner(mlp(), density=0.6, max_banks=1, pruning=pruning, bits=4)
     owned = torch.zeros(160, dtype=torch.bool)
     for number in range(2):
-        subnet = learn.learn(task(f"t{number}", seed=number))
+        subnet = learned(learn, task(f"t{number}", seed=number))
         report = learn.reports[f"t{number}"]
         assert report.owned_after_pruning < report.owned_before_pruning
         assert int(subnet.mask.sum()) < 96
@@ -203,7 +203,7 @@ def test_bytes_are_counted_against_earlier_masks(
 
     monkeypatch.setattr(compress, "post_prune", watched)
     learn = learner(mlp(), max_banks=1, pruning={"iterations": 2, "objective": objective})
-    first = learn.learn(task("a"))
+    first = learned(learn, task("a"))
     learn.learn(task("b", seed=1))
     assert seen[0] == ()
     assert [m.tolist() for m in seen[1]] == [first.mask.tolist()] * (objective == "bytes")
@@ -211,6 +211,6 @@ def test_bytes_are_counted_against_earlier_masks(
 
 def test_pruning_can_be_left_out() -> None:
     learn = learner(mlp(), density=0.6, post_pruning=False)
-    subnet = learn.learn(task())
+    subnet = learned(learn, task())
     assert int(subnet.mask.sum()) == 96
     assert learn.reports["a"].owned_after_pruning == learn.reports["a"].owned_before_pruning == 0.6

@@ -214,7 +214,7 @@ def broken_run(path: Path) -> Path:
 
 def test_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     path = broken_run(tmp_path / "run")
-    file = next((path / "checkpoint").glob("lesson-*.safetensors"))
+    file = next((path / "checkpoint").glob("trainer-*.safetensors"))
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
@@ -232,8 +232,8 @@ def test_run_of_another_version_is_refused_unchanged(tmp_path: Path) -> None:
     after = sorted((p.name, p.stat().st_size) for p in path.rglob("*") if p.name != ".lock")
     assert after == before
     state = path / "checkpoint" / "state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 2}))
-    with pytest.raises(RunError, match="format 2"):
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 3}))
+    with pytest.raises(RunError, match="format 3"):
         checkpoint.Checkpoints(path).load()
 
 
@@ -260,7 +260,7 @@ def test_checkpoints_keep_their_distance(tmp_path: Path, monkeypatch: pytest.Mon
 def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
     path = broken_run(tmp_path / "run")
     names = sorted(p.name.split("-")[0] for p in (path / "checkpoint").iterdir())
-    assert names == ["learned", "lesson", "state.json"]
+    assert names == ["learned", "state.json", "trainer"]
 
 
 def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
@@ -280,28 +280,3 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
             RunDir(tmp_path).__enter__()
     with RunDir(tmp_path):
         pass  # free again
-
-
-def test_pack_gives_back_what_it_took() -> None:
-    import torch
-
-    from tinysubnets.model.subnet import CodebookTensor
-    from tinysubnets.tasks.normalization import Normalization
-
-    value = {
-        "coded": (
-            CodebookTensor(torch.tensor([0.5, -1.0]), torch.tensor([1, 0], dtype=torch.uint8), 1),
-        ),
-        "scale": Normalization((0.1,), (2.0,), 2),
-        "bytes": b"\x00\xff",
-        "none": None,
-        "type": torch.float16,
-    }
-    tensors: dict = {}
-    plain = json.loads(json.dumps(checkpoint.pack(value, tensors)))
-    back = checkpoint.unpack(plain, tensors)
-    assert torch.equal(back["coded"][0].decode(), value["coded"][0].decode())
-    assert back["scale"] == value["scale"]
-    assert (back["bytes"], back["none"], back["type"]) == (b"\x00\xff", None, torch.float16)
-    with pytest.raises(KeyError):
-        checkpoint.unpack({"$": "Popen", "fields": {}}, {})

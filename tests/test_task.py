@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from nets import data, learner, task
+from nets import data, learned, learner, task
 from tinysubnets.errors import TaskError
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.normalization import Normalization
@@ -140,9 +140,9 @@ def test_class_weights() -> None:
 
 
 def test_class_weights_change_what_is_learned() -> None:
-    light = learner().learn(task(class_weights=[1, 1, 1]))
-    heavy = learner().learn(task(class_weights=[9, 1, 1]))
-    plain = learner().learn(task())
+    light = learned(learner(), task(class_weights=[1, 1, 1]))
+    heavy = learned(learner(), task(class_weights=[9, 1, 1]))
+    plain = learned(learner(), task())
     key = "fc.bias"
     assert not torch.equal(light.task_params[key].decode(), heavy.task_params[key].decode())
     assert torch.equal(light.task_params[key].decode(), plain.task_params[key].decode())
@@ -320,7 +320,7 @@ def test_pixels_are_not_scaled_behind_the_back_of_a_task() -> None:
 
 
 def test_a_subnet_that_does_not_know_its_pixels_takes_all() -> None:
-    subnet = learner(training={"epochs": 1}).learn(task())
+    subnet = learned(learner(training={"epochs": 1}), task())
     replace(subnet, sample=None).check_scale(torch.rand(3, 6))
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from nets import Residual, data, learner, mlp, stack, task
 from tinysubnets.errors import SettingError, TaskError
-from tinysubnets.method.learner import TaskTrainer
+from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.topk import top_k
 from tinysubnets.tasks.loader import DeviceLoader
@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-def trainer(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> TaskTrainer:
+def trainer(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> SubnetTrainer:
     training = {k: how.pop(k) for k in list(how) if k in TrainingSettings.__dataclass_fields__}
     return learner(net, training=training, **how).begin(task(shape=shape))
 
@@ -55,7 +55,7 @@ def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) 
             two.lr,
         )
     second.finish()
-    stores = [trainer.learner.store for trainer in (through, second)]
+    stores = [trainer.core.store for trainer in (through, second)]
     assert stores[0].digest("a") == stores[1].digest("a")
     assert torch.equal(stores[0].subnet("a").mask, stores[1].subnet("a").mask)
 
@@ -79,7 +79,7 @@ def test_the_best_epoch_has_the_mask_of_its_own_scores() -> None:
         masks.append(running.module.mask().clone())
         scores.append(running.module.scores.detach().clone())
     assert not torch.equal(masks[1], masks[3])
-    subnet = running.finish()
+    subnet = running.core.store.subnet(running.finish().name)
     assert running.training.progress.best_epoch == 2
     assert torch.equal(running.module.scores, scores[1])
     assert torch.equal(subnet.mask, masks[1])
@@ -148,7 +148,7 @@ def test_a_score_rate_of_zero_keeps_the_first_mask() -> None:
     first = running.module.mask().clone()
     while not running.finished:
         running.epoch()
-    assert torch.equal(running.finish().mask, first)
+    assert torch.equal(running.core.store.subnet(running.finish().name).mask, first)
 
 
 def test_order_and_dropout_follow_from_seed_task_and_epoch() -> None:
@@ -175,7 +175,7 @@ def test_augmented_training_is_repeatable() -> None:
         running = trainer(Residual(), (1, 6, 6), **settings)
         running.epoch()
         running.finish()
-        return running.learner.store.digest("a")
+        return running.core.store.digest("a")
 
     augmentation = {"flip": True, "shift": 1}
     assert run(augmentation) == run(augmentation) != run({})
@@ -258,8 +258,8 @@ def test_the_stored_statistics_are_those_of_the_final_subnet() -> None:
     running = trainer(Residual(), (1, 6, 6), bits=3, task_param_bits=32)
     while not running.finished:
         running.epoch()
-    subnet = running.finish()
-    store = running.learner.store
+    subnet = running.core.store.subnet(running.finish().name)
+    store = running.core.store
     tensors = store.tensors("a")
     again = recalibrate_batchnorm(store.architecture, tensors, running.training.train, None)
     for name in store.architecture.running_stats:
@@ -288,9 +288,9 @@ def test_two_learners_side_by_side_do_not_meet() -> None:
             running.epoch()
     for one, two in zip(alone, turns, strict=True):
         two.finish()
-        assert one.learner.store.digest("a") == two.learner.store.digest("a")
+        assert one.core.store.digest("a") == two.core.store.digest("a")
     x, _ = data((1, 6, 6))
-    assert not torch.equal(alone[0].learner.logits("a", x), alone[1].learner.logits("a", x))
+    assert not torch.equal(alone[0].core.store.logits("a", x), alone[1].core.store.logits("a", x))
 
 
 @pytest.mark.parametrize("bits", [3, 32])
@@ -299,7 +299,7 @@ def test_diverged_training_says_what_to_do_and_leaves_the_learner_alone(bits: in
     with pytest.raises(TaskError, match=r"diverged.*Lower training\.lr"):
         while not running.finished:
             running.epoch()
-    assert running.learner.store.tasks == ()
+    assert running.core.store.tasks == ()
 
 
 @pytest.mark.parametrize("post_pruning", [False, True])
@@ -322,7 +322,7 @@ def test_measuring_is_exact_whatever_training_is(post_pruning: bool) -> None:
     seen.clear()
     running.epoch()
     running.finish()
-    running.learner.logits("a", torch.zeros(2, 6))
+    running.core.store.logits("a", torch.zeros(2, 6))
     assert {tuple(how) for training, *how in seen if training} == {(True, True)}
     measured = {tuple(how) for training, *how in seen if not training}
     assert measured == ({(False, False), (True, False)} if post_pruning else {(False, False)})

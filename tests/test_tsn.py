@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from nets import NETWORKS, Residual, data, learner, mlp, stack, task
+from nets import NETWORKS, Residual, data, learned, learner, mlp, stack, task
 from tinysubnets import scenarios
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.experiments.metrics import Probe, backward_transfer, measure_row
@@ -43,7 +43,7 @@ def test_the_learner_never_sees_test_data() -> None:
     digests = []
     for made in tasks:
         learn = learner()
-        subnet = learn.learn(made)
+        subnet = learned(learn, made)
         digests.append((learn.store.digest("a"), subnet.valid_accuracy, subnet.bits))
     assert digests[0] == digests[1] == digests[2]
 
@@ -146,12 +146,12 @@ def test_adaptive_bits_take_the_least_width_within_the_tolerance() -> None:
         while not trainer.finished:
             trainer.epoch()
         trainer.training.restore_best_()
-        work = compress.Compressor(trainer)
+        work = compress.Compressor(trainer.module, trainer.training)
         full = work.accuracy(work.weights(work.mask, None))
         enough = [
             bits
             for bits in range(2, 9)
-            if work.accuracy(work.weights(work.mask, work.coded(work.mask, bits)))
+            if work.accuracy(work.weights(work.mask, work.encode(work.mask, bits)))
             >= full - tolerance
         ]
         assert trainer.finish().bits == (enough[0] if enough else 8)
@@ -179,7 +179,7 @@ def test_adaptive_bits_by_scripted_accuracies(
 @pytest.mark.parametrize("bits", [2, 5, 32])
 def test_fixed_bits(bits: int) -> None:
     learn = learner(mlp(6, 20), bits=bits, density=0.5, post_pruning=False)
-    subnet = learn.learn(task())
+    subnet = learned(learn, task())
     values = learn.store.banks[0].values
     for own, (i, j) in zip(subnet.own, learn.store.layout.segments, strict=True):
         kept = values[i:j][subnet.mask[i:j]]
@@ -192,7 +192,7 @@ def test_fixed_bits(bits: int) -> None:
 def test_one_codebook_per_task_or_per_layer() -> None:
     for scope, books in (("task", 1), ("layer", 2)):
         learn = learner(mlp(6, 20), bits=2, density=0.5, codebooks=scope, post_pruning=False)
-        subnet = learn.learn(task())
+        subnet = learned(learn, task())
         assert len(subnet.own) == books
         used = learn.store.banks[0].values[subnet.mask]
         assert len(used.unique()) <= 4 * books
@@ -201,7 +201,7 @@ def test_one_codebook_per_task_or_per_layer() -> None:
 
 def test_few_new_weights_are_stored_as_themselves() -> None:
     learn = learner(mlp(6, 10), bits=6, density=0.5, post_pruning=False)
-    subnet = learn.learn(task())
+    subnet = learned(learn, task())
     assert [c.codes is None for c in subnet.own] == [True, True]  # 30 and 50 of 64 centroids
     free = learn.store.banks[0].values[subnet.mask]
     assert torch.equal(torch.cat([c.decode() for c in subnet.own]), free)
@@ -210,7 +210,7 @@ def test_few_new_weights_are_stored_as_themselves() -> None:
 @pytest.mark.parametrize("task_params", ["auto", 4, 8, 16, 32])
 def test_private_tensors_are_what_is_stored(task_params: int | str) -> None:
     learn = learner(Residual(), task_param_bits=task_params)
-    subnet = learn.learn(task(shape=(1, 6, 6)))
+    subnet = learned(learn, task(shape=(1, 6, 6)))
     tensors = learn.store.tensors("a")
     for name, coded in subnet.task_params.items():
         assert torch.equal(tensors[name].flatten(), coded.decode())
@@ -366,7 +366,7 @@ def test_a_lesson_over_a_store_that_moved_on_is_refused() -> None:
 
 def test_what_is_learned_is_frozen() -> None:
     learn = learner(mlp())
-    subnet = learn.learn(task("a"))
+    subnet = learned(learn, task("a"))
     with pytest.raises(AttributeError):
         subnet.bits = 3  # type: ignore[misc]
     with pytest.raises(TaskError, match="learned already"):
@@ -377,7 +377,7 @@ def test_density_is_the_share_kept() -> None:
     for density, block in itertools.product((0.1, 0.5, 1.0), (1, 4)):
         net = stack(nn.Linear(6, 10), nn.ReLU(), head=10)
         learn = learner(net, density=density, block=block, post_pruning=False)
-        mask = learn.learn(task()).mask
+        mask = learned(learn, task()).mask
         assert int(mask.sum()) == round(density * (60 if block == 1 else 20))
 
 

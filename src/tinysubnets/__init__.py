@@ -28,8 +28,10 @@ if TYPE_CHECKING:  # what a type checker sees; tests compare it with the table b
     from tinysubnets.experiments.recipe import Recipe as Recipe
     from tinysubnets.experiments.run import Experiment as Experiment
     from tinysubnets.experiments.run_dir import RunDir as RunDir
-    from tinysubnets.method.learner import TaskReport as TaskReport
-    from tinysubnets.method.learner import TaskTrainer as TaskTrainer
+    from tinysubnets.method.base import Learner as Learner
+    from tinysubnets.method.base import TaskReport as TaskReport
+    from tinysubnets.method.base import TaskTrainer as TaskTrainer
+    from tinysubnets.method.core import SubnetReport as SubnetReport
     from tinysubnets.method.learner import TinySubNets as TinySubNets
     from tinysubnets.method.pruning import PruningSettings as PruningSettings
     from tinysubnets.method.settings import TSNSettings as TSNSettings
@@ -52,7 +54,9 @@ _PUBLIC = {
     "experiments.recipe": "Plan Recipe",
     "experiments.run": "Experiment",
     "experiments.run_dir": "RunDir",
-    "method.learner": "TaskReport TaskTrainer TinySubNets",
+    "method.base": "Learner TaskReport TaskTrainer",
+    "method.core": "SubnetReport",
+    "method.learner": "TinySubNets",
     "method.pruning": "PruningSettings",
     "method.settings": "TSNSettings",
     "model.bank": "Bank",

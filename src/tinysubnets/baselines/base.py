@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from tinysubnets import config
 from tinysubnets.errors import FormatError, SettingError, TaskError, unknown
 from tinysubnets.files import atomic_write, lock
-from tinysubnets.method.learner import TaskReport
+from tinysubnets.method.base import TaskReport
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
 from tinysubnets.nn.architecture import Architecture
@@ -155,6 +155,17 @@ def save_dense(folder: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str,
     return len(data)
 
 
+def dense_method(path: Path) -> str | None:
+    """The method that wrote a dense model file; None where it is no such file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            numbers = json.loads((file.metadata() or {}).get("config", "{}"))
+    except (OSError, SafetensorError, ValueError):
+        return None
+    is_dense = isinstance(numbers, dict) and numbers.get("format") == FORMAT
+    return str(numbers.get("method")) if is_dense else None
+
+
 def load_dense(folder: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and plain data of a saved dense model, for the learner's `restore_`."""
     path = Path(folder) / "model.safetensors"
@@ -191,6 +202,11 @@ class DenseTrainer:
         """Whether all epochs are done, so that `finish()` is next."""
         return self.training.finished
 
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs have been trained."""
+        return self.training.progress.epoch
+
     def epoch(self) -> EpochReport:
         """Train one epoch."""
         return self.training.epoch()
@@ -222,19 +238,7 @@ class DenseTrainer:
 def dense_report(name: str, training: DenseTraining) -> TaskReport:
     """What learning a task came to, in the words that all methods use."""
     progress = training.progress
-    return TaskReport(
-        name=name,
-        bank=0,
-        reason="one dense network",
-        bits=32,
-        density=1.0,
-        owned_before_pruning=1.0,
-        owned_after_pruning=1.0,
-        valid_accuracy=progress.best_accuracy,
-        best_epoch=progress.best_epoch,
-        training_seconds=progress.seconds,
-        pruning_seconds=0.0,
-    )
+    return TaskReport(name, progress.best_accuracy, progress.best_epoch, progress.seconds)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -247,7 +251,7 @@ class DenseLearner(ABC):
     """A learner with one dense network; `extra_state` is what a method stores beside it."""
 
     name: ClassVar[str]
-    allowed: ClassVar[tuple[ScenarioType, ...]] = ALL
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ALL
     settings_class: ClassVar[type[DenseSettings]] = DenseSettings
     trains_old_heads: ClassVar[bool] = False
 
@@ -261,7 +265,7 @@ class DenseLearner(ABC):
         **settings: Any,
     ) -> None:
         self.settings: Any = config.build(self.settings_class, settings)
-        check_scenario_type(self.name, self.settings.scenario_type, self.allowed)
+        check_scenario_type(self.name, self.settings.scenario_type, self.scenario_types)
         self.training = config.build(TrainingSettings, training, "training")
         self.device, self.architecture = pick_device(device), architecture
         self.learned: dict[str, LearnedTask] = {}
@@ -274,6 +278,18 @@ class DenseLearner(ABC):
     def scenario_type(self) -> str:
         """The setting in words, as results carry it."""
         return str(self.settings.scenario_type)
+
+    @property
+    def store(self) -> None:
+        """There are no subnets."""
+        return None
+
+    def revisit_(self, task: Task) -> None:  # noqa: B027 (nothing is the right thing here)
+        """Nothing: no data of earlier tasks is needed."""
+
+    def capacity(self) -> Mapping[str, float]:
+        """Nothing beside the views of the ledger."""
+        return {}
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -398,11 +414,12 @@ class DenseLearner(ABC):
                 entry["name"], tuple(entry["classes"]), normalization, (start, stop)
             )
 
-    def save(self, folder: Any) -> None:
+    def save(self, folder: Any) -> Path:
         """Write the network as plain safetensors, beside a config.json for people."""
         tensors, numbers = self.state()
         del numbers["reports"]  # they hold seconds: the same model must have the same bytes
         self.file_bytes = save_dense(folder, tensors, numbers)
+        return Path(folder) / "model.safetensors"
 
     def fresh(self, num_classes: int, number: int = 0) -> dict[str, Tensor]:
         """A whole network that has learned nothing, as task `number` would begin with."""

@@ -165,7 +165,7 @@ class AGEM(RehearsalLearner):
     """A learner whose steps never raise the average loss on its memory, to first order."""
 
     name: ClassVar[str] = "a-gem"
-    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = AGEMSettings
     training_class: ClassVar[type[RehearsalTraining]] = AGEMTraining
 
@@ -183,7 +183,7 @@ class GEM(RehearsalLearner):
     """A learner whose steps never raise the loss on any earlier task's memory, to first order."""
 
     name: ClassVar[str] = "gem"
-    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = GEMSettings
     training_class: ClassVar[type[RehearsalTraining]] = GEMTraining
 

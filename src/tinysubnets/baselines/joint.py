@@ -130,7 +130,7 @@ class Independent(DenseLearner):
     """A learner that trains a network of its own for every task."""
 
     name: ClassVar[str] = "independent"
-    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL",)
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL",)
 
     def outputs(self, task: Task) -> Outputs:
         """The columns of the task's own network."""

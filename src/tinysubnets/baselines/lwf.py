@@ -85,7 +85,7 @@ class LwF(DenseLearner):
     """A learner that needs no old data: the network before the task is its teacher."""
 
     name: ClassVar[str] = "lwf"
-    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = LwFSettings
     trains_old_heads: ClassVar[bool] = True
 

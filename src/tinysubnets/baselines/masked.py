@@ -1,25 +1,29 @@
-"""Lessons of methods that prune by magnitude: train, prune once, train what is left."""
+"""Rivals with masks: WSN, PackNet and Ada-QPackNet, each over a masked core of its own.
+
+None of them is TinySubNets; they share with it the store, the file and the training loop, so that a
+comparison compares methods and nothing else.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from tinysubnets import config
-from tinysubnets.baselines.base import check_scenario_type
 from tinysubnets.coding.seven_task_huffman import seven_tasks_size
 from tinysubnets.errors import SettingError
-from tinysubnets.method.compress import Compressor
-from tinysubnets.method.learner import TaskTrainer, TinySubNets
+from tinysubnets.method.banks import bank_with_room, last_bank
+from tinysubnets.method.base import ScenarioType, State, check_scenario_type
+from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
+from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import CodebookTensor, Subnet
+from tinysubnets.model.subnet import BankDecision, CodebookTensor
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.layout import Layout
@@ -29,9 +33,115 @@ from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.settings import TrainingSettings
 
+LEAST_BITS = 2
+
+
+def _rebuilt(cls: Any, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Any:
+    """A learner of the class with the settings that its store recorded."""
+    settings, training = record[cls.name], record.get("training")
+    return cls(store.architecture, training=training, device=device, store=store, **settings)
+
+
+# WSN ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WSNSettings:
+    """What WSN does with each task: `density` is the share of weights its mask keeps."""
+
+    density: float = 0.5
+    init: Literal["seeded", "pretrained"] = "seeded"
+    scale: Literal["kaiming", "xavier"] = "kaiming"
+    scenario_type: ScenarioType = "task-IL"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_scenario_type("wsn", self.scenario_type, ("task-IL",))
+        if not 0 < self.density <= 1:
+            raise SettingError(
+                f"density = {self.density!r} is not allowed; give a share above 0, at most 1."
+            )
+
+
+class WSN(MaskedLearner):
+    """A learner of winning subnetworks; it forgets nothing.
+
+    H. Kang et al.: Forget-free Continual Learning with Winning Subnetworks, ICML 2022. A mask per
+    task, learned by scores together with the weights; weights keep their 32 bits. It is what
+    TinySubNets grew from: no quantization, no post-pruning, one bank.
+    """
+
+    name: ClassVar[str] = "wsn"
+    settings_class: ClassVar[type] = WSNSettings
+    settings: WSNSettings
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        training: TrainingSettings | Mapping | None = None,
+        pruning: Any = None,  # every method is built with the same arguments; nothing is pruned
+        device: str | torch.device = "cpu",
+        store: SubnetStore | None = None,
+        **settings: Any,
+    ) -> None:
+        own = config.build(WSNSettings, settings)
+        trained = config.build(TrainingSettings, training, "training")
+        core = MaskedCore(architecture, own, trained, device=device, store=store)
+        record = {"wsn": config.to_dict(own), "training": config.to_dict(trained)}
+        super().__init__(core, own, record)
+
+    @classmethod
+    def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
+        return _rebuilt(cls, store, record, device)
+
+    def begin(self, task: Task) -> SubnetTrainer:
+        """Check a task and set up its training: scores and all free weights are learned."""
+        self._check(task)
+        decision, layout = last_bank(self.store), self.store.layout
+        bank = self.core.bank(decision.bank)
+        if bool(bank.owned.all()):
+            self.core.warn_full(decision.bank)
+        start = self.core.initial_state(task, decision.bank)
+        compression = Compression(layout.keep(self.settings.density), bits=32)
+        module = TaskModule(self.architecture, layout, bank.values, bank.owned, start, compression)
+        return SubnetTrainer(
+            self.core,
+            task,
+            decision,
+            module,
+            _as_trained,
+            task_params=TaskParamSettings(32),
+            reports=self.reports,
+        )
+
+    def capacity(self) -> Mapping[str, float]:
+        """The capacity of the WSN paper: (1 − S) + (1 − α)·T / 32, a share of 32·|Θ| bits.
+
+        S is the share of weights that no task uses and α how much of the raw masks' bits the
+        Huffman code over seven tasks saves.
+        """
+        subnets = list(self.store.subnets.values())
+        if not subnets:
+            return {"wsn": 0.0}
+        masks = [self.store.layout.expand(s.mask).numpy() for s in subnets]
+        num = self.store.layout.num_weights
+        return {"wsn": 1 - self.store.free_share() + 8 * seven_tasks_size(masks) / (32 * num)}
+
+
+def _as_trained(trained: Compressor) -> Compressed:
+    """The mask and the weights as they were trained, in 32 bits."""
+    return Compressed(trained.mask, 32, trained.encode(trained.mask, 32))
+
+
+# Pruning by magnitude -----------------------------------------------------------------------------
+
 
 class FixedMaskModule(TaskModule):
-    """A task in training whose mask is given from outside, not learned by scores."""
+    """A task in training whose mask is given from outside, not learned by scores.
+
+    - `mask`: the blocks that are used, owned or free.
+    """
 
     fixed: Tensor
 
@@ -48,7 +158,7 @@ class FixedMaskModule(TaskModule):
         super().__init__(architecture, layout, bank.values, bank.owned, start, compression)
         self.register_buffer("fixed", mask.clone())
 
-    def mask(self) -> Tensor:
+    def mask(self, *, hinted: bool = True) -> Tensor:
         """The given mask."""
         return self.fixed
 
@@ -68,158 +178,111 @@ class FixedMaskModule(TaskModule):
         magnitude = self.layout.sum(self.free.detach().abs())
         return top_k_segments(magnitude, bounds, None, ~self.owned)[0]
 
+    def keep(self, density: float) -> tuple[int, ...]:
+        """How many blocks of each tensor that density keeps, at most those that are free."""
+        return tuple(map(min, self.free_blocks(), self.layout.keep(density)))
 
-class MagnitudeTrainer(TaskTrainer, ABC):
-    """One task learned in two phases of the same budget of epochs: before and after pruning.
+    def free_blocks(self) -> tuple[int, ...]:
+        """How many blocks of each tensor nobody owns."""
+        return tuple(int((~self.owned[i:j]).sum()) for i, j in self.layout.block_segments)
 
-    `share` of the epochs follow the pruning, at `factor` times the learning rate.
+
+class PruneRetrainTrainer:
+    """One task learned in two phases of one budget of epochs: train, prune once, train the rest.
+
+    - `prune`: sets the module's mask to what is kept, given the trained module and its training.
+    - `retrain`: the share of the epochs that follows pruning, at `factor` times the learning rate.
+    Other arguments are those of `SubnetTrainer`, which this one runs twice over the same module.
     """
 
-    module: FixedMaskModule
+    def __init__(
+        self,
+        core: MaskedCore,
+        task: Task,
+        decision: BankDecision,
+        module: FixedMaskModule,
+        prune: Callable[[FixedMaskModule, Training], None],
+        compress: Callable[[Compressor], Compressed],
+        *,
+        retrain: float,
+        factor: float,
+        reports: dict[str, SubnetReport],
+    ) -> None:
+        self.core, self.task, self.module, self.prune = core, task, module, prune
+        self.factor, self.reports = factor, reports
+        epochs = core.training.epochs
+        self.late_epochs = min(max(1, round(retrain * epochs)), epochs - 1)
+        self.is_pruned, self.early_seconds = False, 0.0
+        self.inner = SubnetTrainer(
+            core,
+            task,
+            decision,
+            module,
+            compress,
+            task_params=TaskParamSettings(32),
+            reports=reports,
+            training=self._phase(),
+        )
 
-    def __init__(self, learner: TinySubNets, task: Task, *, share: float, factor: float) -> None:
-        epochs = learner.training.epochs
-        self.late_epochs = min(max(1, round(share * epochs)), epochs - 1)
-        self.factor, self.is_pruned, self.early_seconds = factor, False, 0.0
-        super().__init__(learner, task)
-
-    @abstractmethod
-    def first_mask(self, bank: Bank) -> Tensor:
-        """The blocks that are used before pruning."""
-
-    @abstractmethod
-    def prune_(self) -> None:
-        """Set the module's mask to what is kept."""
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs of both phases have been trained."""
+        early = self.core.training.epochs - self.late_epochs
+        return self.inner.epochs_done + (early if self.is_pruned else 0)
 
     @property
     def finished(self) -> bool:
         """Whether all epochs of both phases are done, so that `finish()` is next."""
-        return self.training.finished and (self.is_pruned or self.late_epochs == 0)
+        return self.inner.finished and (self.is_pruned or self.late_epochs == 0)
 
     def epoch(self) -> EpochReport:
         """Train one epoch; the first one after the early phase prunes before it trains."""
-        if self.training.finished:
-            self._turn_()
-        report = self.training.epoch()
-        early = self.learner.training.epochs - self.late_epochs
-        done = report.epoch + (early if self.is_pruned else 0)
-        return dataclasses.replace(report, epoch=done, epochs=self.learner.training.epochs)
+        if self.inner.finished:
+            self._prune_()
+        report = self.inner.epoch()
+        epochs = self.core.training.epochs
+        return dataclasses.replace(report, epoch=self.epochs_done, epochs=epochs)
 
-    def finish(self) -> Subnet:
+    def finish(self) -> SubnetReport:
         """Take the best epoch after pruning and claim it; the task is learned."""
         if not self.is_pruned:
-            self._turn_()
-        self.training.progress.seconds += self.early_seconds
-        return super().finish()
+            self._prune_()
+        self.inner.training.progress.seconds += self.early_seconds
+        return self.inner.finish()
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything needed to go on with this lesson later, taken between two epochs."""
-        tensors, numbers = self.training.state()
+    def state(self) -> State:
+        """Everything needed to go on with this trainer later, taken between two epochs."""
+        tensors, numbers = self.inner.state()
         return tensors, numbers | {"pruned": self.is_pruned, "early_seconds": self.early_seconds}
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        """Go on from a state of a lesson on the same task and the same store."""
+        """Go on from a state of a trainer of the same task and the same store."""
         numbers = dict(numbers)
         self.is_pruned = numbers.pop("pruned")
         self.early_seconds = numbers.pop("early_seconds")
-        self.training = self._train(self.learner.training)
-        super().restore_(tensors, numbers)
+        self.inner.training = self.core.train(self.module, self.task, self._phase())
+        self.inner.restore_(tensors, numbers)
 
-    def _turn_(self) -> None:
+    def _prune_(self) -> None:
         """Prune the best network of the early phase and set up the late one."""
-        self.training.restore_best_()
-        self.early_seconds = self.training.progress.seconds
-        self.prune_()
+        training = self.inner.training
+        training.restore_best_()
+        self.early_seconds = training.progress.seconds
+        self.prune(self.module, training)
         self.is_pruned = True
-        self.training = self._train(self.learner.training)
+        self.inner.training = self.core.train(self.module, self.task, self._phase())
 
-    def _module(self, bank: Bank) -> FixedMaskModule:
-        learner = self.learner
-        start, mask = self._initial_state(), self.first_mask(bank)
-        return FixedMaskModule(learner.architecture, learner.store.layout, bank, start, mask)
-
-    def _train(self, settings: TrainingSettings) -> Training:
-        early = settings.epochs - self.late_epochs
-        if self.is_pruned:
-            settings = dataclasses.replace(
-                settings,
-                epochs=max(self.late_epochs, 1),
-                lr=settings.lr * self.factor,
-                min_lr=min(settings.min_lr, settings.lr * self.factor),
-            )
-        else:
-            settings = dataclasses.replace(settings, epochs=early)
-        return super()._train(settings)
+    def _phase(self) -> TrainingSettings:
+        """The training settings of the phase at hand."""
+        settings = self.core.training
+        if not self.is_pruned:
+            return dataclasses.replace(settings, epochs=settings.epochs - self.late_epochs)
+        lr = settings.lr * self.factor
+        epochs, min_lr = max(self.late_epochs, 1), min(settings.min_lr, lr)
+        return dataclasses.replace(settings, epochs=epochs, lr=lr, min_lr=min_lr)
 
 
-# --------------------------------------------------------------------------------------------------
-# WSN: a mask per task, learned by scores together with the weights, over 32-bit weights.
-#
-# H. Kang et al.: Forget-free Continual Learning with Winning Subnetworks, ICML 2022. It is what
-# TinySubNets grew from: no quantization, no post-pruning, one bank.
-
-
-@dataclass(frozen=True)
-class WSNSettings:
-    """What WSN does with each task: `density` is the share of weights its mask keeps."""
-
-    density: float = 0.5
-    init: Literal["seeded", "pretrained"] = "seeded"
-    scale: Literal["kaiming", "xavier"] = "kaiming"
-    scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_scenario_type("wsn", self.scenario_type, ("task-IL",))
-
-
-class WSN(TinySubNets):
-    """A learner of winning subnetworks; it forgets nothing."""
-
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        training: TrainingSettings | Mapping | None = None,
-        pruning: Any = None,
-        device: str | torch.device = "cpu",
-        store: SubnetStore | None = None,
-        **settings: Any,
-    ) -> None:
-        own = asdict(config.build(WSNSettings, settings))
-        del own["scenario_type"]
-        super().__init__(
-            architecture,
-            training=training,
-            device=device,
-            store=store,
-            bits=32,
-            max_banks=1,
-            memory=None,
-            post_pruning=False,
-            task_param_bits=32,
-            **own,
-        )
-
-    def wsn_capacity(self) -> float:
-        """The capacity of the WSN paper: (1 − S) + (1 − α)·T / 32, a share of 32·|Θ| bits.
-
-        S is the share of weights that no task uses and α how much of the raw masks' bits the
-        Huffman code over seven tasks saves.
-        """
-        subnets = list(self.store.subnets.values())
-        if not subnets:
-            return 0.0
-        masks = [self.store.layout.expand(s.mask).numpy() for s in subnets]
-        num = self.store.layout.num_weights
-        return 1 - self.store.free_share() + 8 * seven_tasks_size(masks) / (32 * num)
-
-
-# --------------------------------------------------------------------------------------------------
-# PackNet: train all free weights, keep the largest, train them again, freeze them.
-#
-# A. Mallya, S. Lazebnik: PackNet: Adding Multiple Tasks to a Single Network by Iterative Pruning,
-# CVPR 2018. A task uses its own weights and all earlier ones.
+# PackNet ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -229,6 +292,7 @@ class PackNetSettings:
     - `density`: the share a task keeps, `of` "all" weights of a layer or, as in the paper, of those
       still "free".
     - `retrain`: the share of all epochs that follows pruning; `retrain_factor` scales their rate.
+    - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
     """
 
     density: float = 0.1
@@ -238,7 +302,7 @@ class PackNetSettings:
     block: int = 1
     init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
-    scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
+    scenario_type: ScenarioType = "task-IL"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -246,58 +310,67 @@ class PackNetSettings:
         check_scenario_type("packnet", self.scenario_type, ("task-IL",))
 
 
-class PackNet(TinySubNets):
-    """A learner that packs tasks into one network by pruning; it forgets nothing."""
+class PackNet(MaskedLearner):
+    """A learner that packs tasks into one network by pruning; it forgets nothing.
+
+    A. Mallya, S. Lazebnik: PackNet: Adding Multiple Tasks to a Single Network by Iterative Pruning,
+    CVPR 2018. Train all free weights, keep the largest, train them again, freeze them. A task uses
+    its own weights and all earlier ones.
+    """
+
+    name: ClassVar[str] = "packnet"
+    settings_class: ClassVar[type] = PackNetSettings
+    settings: PackNetSettings
 
     def __init__(
         self,
         architecture: Architecture,
         *,
         training: TrainingSettings | Mapping | None = None,
-        pruning: Any = None,
+        pruning: Any = None,  # every method is built with the same arguments; this is TSN's
         device: str | torch.device = "cpu",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        self.own = config.build(PackNetSettings, settings)
-        super().__init__(
-            architecture,
-            training=training,
-            device=device,
-            store=store,
-            density=self.own.density,
-            bits=32,
-            max_banks=1,
-            memory=None,
-            post_pruning=False,
-            task_param_bits=32,
-            **{n: getattr(self.own, n) for n in ("block", "init", "scale", "seed")},
+        own = config.build(PackNetSettings, settings)
+        trained = config.build(TrainingSettings, training, "training")
+        core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
+        record = {"packnet": config.to_dict(own), "training": config.to_dict(trained)}
+        super().__init__(core, own, record)
+
+    @classmethod
+    def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
+        return _rebuilt(cls, store, record, device)
+
+    def begin(self, task: Task) -> PruneRetrainTrainer:
+        """Check a task and set up its training: all blocks, owned ones as they are."""
+        self._check(task)
+        decision = last_bank(self.store)
+        bank = self.core.bank(decision.bank)
+        start = self.core.initial_state(task, decision.bank)
+        if bool(bank.owned.all()):
+            self.core.warn_full(decision.bank)
+        everything = torch.ones_like(bank.owned)
+        module = FixedMaskModule(self.architecture, self.store.layout, bank, start, everything)
+        return PruneRetrainTrainer(
+            self.core,
+            task,
+            decision,
+            module,
+            self._prune_,
+            _as_trained,
+            retrain=self.settings.retrain,
+            factor=self.settings.retrain_factor,
+            reports=self.reports,
         )
-        self.store.settings["packnet"] = config.to_dict(self.own)
 
-    def _trainer(self, task: Task) -> TaskTrainer:
-        return PackNetTrainer(self, task, share=self.own.retrain, factor=self.own.retrain_factor)
-
-
-class PackNetTrainer(MagnitudeTrainer):
-    """One task being packed: all weights at first, then its own largest and all owned ones."""
-
-    learner: PackNet
-
-    def first_mask(self, bank: Bank) -> Tensor:
-        """All blocks: owned ones as they are, free ones in training."""
-        if not bool((~bank.owned).any()):
-            self.learner._warn_once(self.decision.bank)
-        return torch.ones_like(bank.owned)
-
-    def prune_(self) -> None:
+    def _prune_(self, module: FixedMaskModule, _: Training) -> None:
         """Keep the task's share of the free blocks, by magnitude, and everything owned."""
-        module, own = self.module, self.learner.own
-        free = [int((~module.owned[i:j]).sum()) for i, j in module.layout.block_segments]
-        if own.of == "free":
-            keep = tuple(min(f, max(1, round(own.density * f))) for f in free)
+        density = self.settings.density
+        if self.settings.of == "free":
+            keep = tuple(min(f, max(1, round(density * f))) for f in module.free_blocks())
         else:
-            keep = tuple(map(min, free, module.layout.keep(own.density)))
+            keep = module.keep(density)
         module.fixed.copy_(module.largest(keep) | module.owned)
 
 
@@ -310,15 +383,7 @@ def check_shares(density: float, retrain: float, factor: float) -> None:
         raise SettingError(f"retrain = {retrain!r} is not allowed; give a share from 0 to below 1.")
 
 
-# --------------------------------------------------------------------------------------------------
-# Ada-QPackNet: disjoint weights per task, as few and as narrow as accuracy allows.
-#
-# M. Pietroń, D. Żurek, K. Faber, R. Corizzo: Ada-QPackNet: Adaptive Pruning with Bit Width
-# Reduction
-# as an Efficient Continual Learning Method without Forgetting, ECAI 2023.
-
-
-LEAST_BITS = 2
+# Ada-QPackNet -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -331,6 +396,8 @@ class AdaQPackNetSettings:
       started with.
     - `first_bits`, `tolerance`: codes shrink from that width while the validation accuracy lost
       stays within the tolerance.
+    - `max_banks`: how many banks may be opened, one when the last is full.
+    - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
     """
 
     density: float = 0.1
@@ -343,7 +410,7 @@ class AdaQPackNetSettings:
     block: int = 1
     init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
-    scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
+    scenario_type: ScenarioType = "task-IL"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -351,90 +418,107 @@ class AdaQPackNetSettings:
         check_scenario_type("ada-qpacknet", self.scenario_type, ("task-IL",))
         if not 0 < self.shrink < 1:
             raise SettingError(f"shrink = {self.shrink!r} is not allowed; give a share below 1.")
-        if not 2 <= self.first_bits <= 8:
+        if not LEAST_BITS <= self.first_bits <= 8:
             raise SettingError(f"first_bits = {self.first_bits!r} is not allowed; give 2 to 8.")
 
 
-class AdaQPackNet(TinySubNets):
-    """A learner that gives every task few weights of its own; it forgets nothing."""
+class AdaQPackNet(MaskedLearner):
+    """A learner that gives every task few weights of its own; it forgets nothing.
+
+    M. Pietroń, D. Żurek, K. Faber, R. Corizzo: Ada-QPackNet: Adaptive Pruning with Bit Width
+    Reduction as an Efficient Continual Learning Method without Forgetting, ECAI 2023. Disjoint
+    weights per task, as few and as narrow as accuracy allows: a lottery ticket among the free
+    weights, trained from its first values, then narrow codes.
+    """
+
+    name: ClassVar[str] = "ada-qpacknet"
+    settings_class: ClassVar[type] = AdaQPackNetSettings
+    settings: AdaQPackNetSettings
 
     def __init__(
         self,
         architecture: Architecture,
         *,
         training: TrainingSettings | Mapping | None = None,
-        pruning: Any = None,
+        pruning: Any = None,  # every method is built with the same arguments; this is TSN's
         device: str | torch.device = "cpu",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        self.own = config.build(AdaQPackNetSettings, settings)
-        names = ("density", "max_banks", "block", "init", "scale", "seed")
-        super().__init__(
-            architecture,
-            training=training,
-            device=device,
-            store=store,
-            sharing="none",
-            memory=None,
-            post_pruning=False,
-            task_param_bits=32,
-            **{n: getattr(self.own, n) for n in names},
+        own = config.build(AdaQPackNetSettings, settings)
+        trained = config.build(TrainingSettings, training, "training")
+        core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
+        record = {"ada-qpacknet": config.to_dict(own), "training": config.to_dict(trained)}
+        super().__init__(core, own, record)
+
+    @classmethod
+    def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
+        return _rebuilt(cls, store, record, device)
+
+    def begin(self, task: Task) -> PruneRetrainTrainer:
+        """Check a task and set up its training: the free blocks of a bank with room alone."""
+        self._check(task)
+        decision = bank_with_room(self.store, last_bank(self.store), self.settings.max_banks)
+        bank = self.core.bank(decision.bank)
+        start = self.core.initial_state(task, decision.bank)
+        module = FixedMaskModule(self.architecture, self.store.layout, bank, start, ~bank.owned)
+
+        def prune_(module: FixedMaskModule, training: Training) -> None:
+            self._prune_(module, training)
+            _start_over_(module, start)
+
+        return PruneRetrainTrainer(
+            self.core,
+            task,
+            decision,
+            module,
+            prune_,
+            self._compress,
+            retrain=self.settings.retrain,
+            factor=1.0,
+            reports=self.reports,
         )
-        self.store.settings["ada-qpacknet"] = config.to_dict(self.own)
 
-    def _trainer(self, task: Task) -> TaskTrainer:
-        return AdaQPackNetTrainer(self, task, share=self.own.retrain, factor=1.0)
+    def _prune_(self, module: FixedMaskModule, training: Training) -> None:
+        """Keep the sparsest of ever smaller masks that is accurate enough."""
+        validator, settings = training.validator, self.settings
+        least = validator(module.eval_tensors()).accuracy - settings.pruning_tolerance
 
+        def accuracy(mask: Tensor) -> float:
+            tensors = module.tensors(module.final_weights(mask))
+            return validator({n: t.detach() for n, t in tensors.items()}).accuracy
 
-class AdaQPackNetTrainer(MagnitudeTrainer):
-    """One task being learned: a lottery ticket among the free weights, then narrow codes."""
-
-    learner: AdaQPackNet
-
-    def first_mask(self, bank: Bank) -> Tensor:
-        """The free blocks: nothing of other tasks is used."""
-        return ~bank.owned
-
-    def prune_(self) -> None:
-        """Keep the sparsest of ever smaller masks that is accurate enough, and start it anew."""
-        module, validator = self.module, self.training.validator
-        least = validator(module.eval_tensors()).accuracy - self.learner.own.pruning_tolerance
-        free = [int((~module.owned[i:j]).sum()) for i, j in module.layout.block_segments]
-        density = self.learner.own.density
-        best = module.largest(tuple(map(min, free, module.layout.keep(density))))
+        density = settings.density
+        best = module.largest(module.keep(density))
         while True:
-            density *= self.learner.own.shrink
-            keep = tuple(map(min, free, module.layout.keep(density)))
-            trial = module.largest(keep)
-            if torch.equal(trial, best) or self._accuracy(trial) < least:
+            density *= settings.shrink
+            trial = module.largest(module.keep(density))
+            if torch.equal(trial, best) or accuracy(trial) < least:
                 break
             best = trial
         module.fixed.copy_(best)
-        start = self._initial_state()
-        with torch.no_grad():
-            module.free.copy_(start.free)
-            for name, parameter in zip(module.names, module.task_params, strict=True):
-                parameter.copy_(start.task_params[name])
 
-    def _accuracy(self, mask: Tensor) -> float:
-        tensors = self.module.tensors(self.module.final_weights(mask))
-        return self.training.validator({n: t.detach() for n, t in tensors.items()}).accuracy
-
-    def _compress(self) -> tuple[Subnet, float]:
-        work = Compressor(self)
-        bits, own = shrunk(work, self.learner.own)
-        return work.subnet(work.mask, bits, own), 0.0
+    def _compress(self, trained: Compressor) -> Compressed:
+        bits, own = narrowed(trained, self.settings)
+        return Compressed(trained.mask, bits, own)
 
 
-def shrunk(
+def _start_over_(module: FixedMaskModule, start: InitialState) -> None:
+    """Give a module the values back that it started with."""
+    with torch.no_grad():
+        module.free.copy_(start.free)
+        for name, parameter in zip(module.names, module.task_params, strict=True):
+            parameter.copy_(start.task_params[name])
+
+
+def narrowed(
     work: Compressor, settings: AdaQPackNetSettings
 ) -> tuple[int, tuple[CodebookTensor, ...]]:
     """The codes of a trained subnet, narrowed while validation accuracy stays within tolerance."""
     least = work.accuracy(work.weights(work.mask, None)) - settings.tolerance
-    bits, own = settings.first_bits, work.coded(work.mask, settings.first_bits)
+    bits, own = settings.first_bits, work.encode(work.mask, settings.first_bits)
     for narrower in range(settings.first_bits - 1, LEAST_BITS - 1, -1):
-        trial = work.coded(work.mask, narrower)
+        trial = work.encode(work.mask, narrower)
         if work.accuracy(work.weights(work.mask, trial)) < least:
             break
         bits, own = narrower, trial

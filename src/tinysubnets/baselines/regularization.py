@@ -205,7 +205,7 @@ class EWC(DenseLearner):
     """
 
     name: ClassVar[str] = "ewc"
-    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = EWCSettings
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:
@@ -312,7 +312,7 @@ class SI(DenseLearner):
     """A learner that holds weights by their path integrals."""
 
     name: ClassVar[str] = "si"
-    allowed: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = SISettings
 
     def _module(self, task: Task, outputs: Outputs) -> DenseModule:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from tinysubnets.method.learner import TinySubNets
+    from tinysubnets.method.base import Learner
     from tinysubnets.model.store import SubnetStore
     from tinysubnets.tasks.task import Task
 
@@ -186,17 +186,23 @@ def _read_inputs(store: SubnetStore, task: str, files: list[str]) -> tuple[list[
 
 
 def _learn(options: argparse.Namespace) -> int:
+    from tinysubnets.datasets.user_files import read_task
+    from tinysubnets.experiments import methods
     from tinysubnets.format import model_path
-    from tinysubnets.method.learner import TinySubNets
+    from tinysubnets.method.base import check_name
 
-    overrides = [_placed(a) for a in options.assignments]
-    learner = TinySubNets.resume(
+    made_by = methods.made_by(options.model)
+    overrides = [_placed(a, str(made_by)) for a in options.assignments]
+    learner = methods.resume(
         options.model, own_network(options), device=options.device, overrides=overrides
     )
-    from tinysubnets.datasets.user_files import read_task
-
+    if learner.store is None:
+        raise MismatchError(
+            f"this model was made by {made_by}, a baseline with one dense network; `tsn learn` "
+            "adds tasks to models of subnets. From Python its learner goes on by resume(folder)."
+        )
     # Both before data are decoded and anything is learned in vain.
-    learner.check_name(options.task)
+    check_name(options.task, learner.tasks)
     file = model_path(options.model)
     if not os.access(file.parent, os.W_OK):
         raise ArtifactError(f"cannot write to {file.parent}; learn in a copy of it.")
@@ -224,25 +230,29 @@ def _learn(options: argparse.Namespace) -> int:
     return 0
 
 
-def _placed(assignment: str) -> str:
+def _placed(assignment: str, method: str) -> str:
     """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`."""
     from dataclasses import fields
 
+    from tinysubnets.experiments import methods
     from tinysubnets.method.pruning import PruningSettings
-    from tinysubnets.method.settings import TSNSettings
     from tinysubnets.training.settings import TrainingSettings
 
     key = assignment.partition("=")[0].strip()
     if "." in key or "=" not in assignment:
         return assignment
-    classes = {"tsn": TSNSettings, "training": TrainingSettings, "pruning": PruningSettings}
+    classes: dict[str, Any] = {
+        method: methods.settings_class(method),
+        "training": TrainingSettings,
+        "pruning": PruningSettings,
+    }
     tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
     if key not in tables:
         raise SettingError(unknown("setting", key, tables))
     return f"{tables[key]}.{assignment}"
 
 
-def _train(learner: TinySubNets, task: Task) -> None:
+def _train(learner: Learner, task: Task) -> None:
     """Learn a task with a line of progress: on a terminal in place, elsewhere one now and then."""
     trainer = learner.begin(task)
     live = sys.stdout.isatty()

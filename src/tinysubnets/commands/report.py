@@ -14,7 +14,7 @@ def add_parsers(subparsers: Any) -> None:
         "report",
         help="write one HTML page about finished runs, with pictures",
         description="Write one self-contained HTML page about all finished runs in or below the "
-        "given folders, and its pictures as SVG and PNG.",
+        "given folders, and its pictures as SVG.",
     )
     report.add_argument("runs", nargs="+", metavar="DIR", help="run folders, or folders of runs")
     report.add_argument(

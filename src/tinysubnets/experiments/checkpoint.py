@@ -9,37 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from tinysubnets.errors import RunError
-from tinysubnets.experiments.run_dir import FORMAT
 from tinysubnets.files import atomic_write, friendly_os_errors
 
-# The modules whose dataclasses a checkpoint may hold; nothing else can be made from a file.
-_MODULES = (
-    "model.subnet",
-    "tasks.divergence",
-    "tasks.task",
-    "tasks.normalization",
-    "method.learner",
-)
+FORMAT = 2  # 1 held subnets as plain data, 2 holds the bytes of the model file
 
 State = tuple[dict[str, Tensor], Any]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run goes on from: what was learned, the lesson under way if any, and plain numbers."""
+    """What a run goes on from: what was learned, the trainer at work, and plain numbers."""
 
     learned: State
     trainer: State | None
@@ -62,14 +51,14 @@ class Checkpoints:
         with friendly_os_errors(self.run):
             self.folder.mkdir(exist_ok=True)
             files = dict(self._files)
-            parts: dict[str, Any] = {"lesson": None}
+            parts: dict[str, Any] = {"trainer": None}
             if learned is not None:
                 files["learned"] = self._write("learned", learned[0])
                 self._plain = learned[1]
-            files.pop("lesson", None)
+            files.pop("trainer", None)
             if trainer is not None:
-                files["lesson"] = self._write("lesson", trainer[0])
-                parts["lesson"] = trainer[1]
+                files["trainer"] = self._write("trainer", trainer[0])
+                parts["trainer"] = trainer[1]
             state = {"format": FORMAT, "files": files, "learned": self._plain, **parts}
             text = json.dumps(state | {"numbers": dict(numbers)})
             atomic_write(self.folder / "state.json", text.encode())
@@ -89,7 +78,7 @@ class Checkpoints:
                 )
             files = state["files"]
             tensors = {role: self._read(entry) for role, entry in files.items()}
-            trainer = None if state["lesson"] is None else (tensors["lesson"], state["lesson"])
+            trainer = None if state["trainer"] is None else (tensors["trainer"], state["trainer"])
             found = Checkpoint((tensors["learned"], state["learned"]), trainer, state["numbers"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
@@ -130,79 +119,3 @@ class Checkpoints:
             if file.name not in needed:
                 with contextlib.suppress(OSError):
                     file.unlink()
-
-
-def learner_state(learner: Any) -> State:
-    """What a learner has learned, as tensors and plain data; see `restore_learner_`."""
-    if hasattr(learner, "state"):
-        state: State = learner.state()
-        return state
-    tensors: dict[str, Tensor] = {}
-    subnets = [pack(s, tensors) for s in learner.store.subnets.values()]
-    reports = [pack(r, tensors) for r in learner.reports.values()]
-    return tensors, {"subnets": subnets, "reports": reports}
-
-
-def restore_learner_(learner: Any, state: State) -> None:
-    """Give a new learner what an earlier one had learned."""
-    if hasattr(learner, "restore_"):
-        learner.restore_(*state)
-        return
-    tensors, plain = state
-    for packed in plain["subnets"]:
-        learner.store.add_(unpack(packed, tensors))
-    for packed in plain["reports"]:
-        report = unpack(packed, tensors)
-        learner.reports[report.name] = report
-
-
-def pack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; tensors and bytes go into `tensors` and are named in their place."""
-    if isinstance(value, (Tensor, bytes)):
-        key = str(len(tensors))
-        kind = "tensor" if isinstance(value, Tensor) else "bytes"
-        tensors[key] = (
-            value.detach().cpu().contiguous().clone()
-            if isinstance(value, Tensor)
-            else torch.from_numpy(np.frombuffer(value, np.uint8).copy())
-        )
-        return {"$": kind, "key": key}
-    if isinstance(value, torch.dtype):
-        return {"$": "dtype", "name": str(value).removeprefix("torch.")}
-    if is_dataclass(value) and not isinstance(value, type):
-        held = {f.name: pack(getattr(value, f.name), tensors) for f in fields(value)}
-        return {"$": type(value).__name__, "fields": held}
-    if isinstance(value, tuple):
-        return {"$": "tuple", "items": [pack(v, tensors) for v in value]}
-    if isinstance(value, Mapping):
-        return {"$": "map", "items": [[k, pack(v, tensors)] for k, v in value.items()]}
-    return value
-
-
-def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that `pack` was given."""
-    if not isinstance(value, dict):
-        return value
-    kind = value["$"]
-    if kind in ("tensor", "bytes"):
-        tensor = tensors[value["key"]]
-        return tensor if kind == "tensor" else tensor.numpy().tobytes()
-    if kind == "dtype":
-        return _dtypes()[value["name"]]
-    if kind == "tuple":
-        return tuple(unpack(v, tensors) for v in value["items"])
-    if kind == "map":
-        return {k: unpack(v, tensors) for k, v in value["items"]}
-    held = {n: unpack(v, tensors) for n, v in value["fields"].items()}
-    return _classes()[kind](**held)
-
-
-def _classes() -> dict[str, Any]:
-    """The dataclasses that a checkpoint may hold, by name."""
-    modules = [importlib.import_module(f"tinysubnets.{name}") for name in _MODULES]
-    return {n: c for m in modules for n, c in vars(m).items() if is_dataclass(c)}
-
-
-def _dtypes() -> dict[str, torch.dtype]:
-    """The types of tensors by name."""
-    return {n: d for n, d in vars(torch).items() if isinstance(d, torch.dtype)}

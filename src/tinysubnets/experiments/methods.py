@@ -1,28 +1,23 @@
-"""Learners: objects that learn tasks one after the other, by the name of their method.
-
-Every learner has `begin(task)` (a lesson of visible steps), `learn(task)`, `logits(task, inputs)`,
-`predict(task, inputs)`, `tasks`, `reports`, `ledger()` and `save(folder)`; `setting` says whether
-it is told the task ("task-IL", the default) or not. `state()` gives everything it has
-learned as tensors and plain data, and `restore_()` takes it back. Torch is imported only when a
-learner is built.
-"""
+"""The methods by name: TinySubNets and every rival; torch is imported only when one is built."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets import config
-from tinysubnets.errors import SettingError, unknown
+from tinysubnets.errors import MismatchError, SettingError, unknown
 from tinysubnets.method.settings import VARIANTS
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from tinysubnets.method.base import Learner
     from tinysubnets.nn.architecture import Architecture
-
-
-__all__ = ["METHODS", "build", "method", "scenario_types", "settings_class"]
 
 
 @dataclass(frozen=True)
@@ -112,8 +107,14 @@ def settings_class(name: str) -> type:
 
 
 def scenario_types(name: str) -> tuple[str, ...]:
-    """The settings that a method defines: task, class, domain; those with masks, task alone."""
-    return tuple(getattr(_imported(method(name).learner), "allowed", ("task-IL",)))
+    """The scenario types that a method's paper defines."""
+    return learner_class(name).scenario_types
+
+
+def learner_class(name: str) -> type[Learner]:
+    """The class of a method's learners."""
+    found: type[Learner] = _imported(method(name).learner)
+    return found
 
 
 def build(
@@ -125,12 +126,47 @@ def build(
     pruning: Any = None,
     device: Any = "cpu",
     seed: int = 0,
-) -> Any:
-    """A new learner; `settings` are those of its recipe table, unknown ones are errors."""
+) -> Learner:
+    """A new learner.
+
+    - `settings`: those of the method's table in recipes; unknown ones are errors.
+    - `training`, `pruning`: those tables; a method that does not prune ignores the latter.
+    """
     entry = method(name)
     merged = config.merge(settings or {}, entry.overlay) | {"seed": seed}
-    learner = _imported(entry.learner)
-    return learner(architecture, training=training, pruning=pruning, device=device, **merged)
+    make: Any = learner_class(name)
+    learner: Learner = make(
+        architecture, training=training, pruning=pruning, device=device, **merged
+    )
+    return learner
+
+
+def resume(
+    folder: str | os.PathLike[str],
+    net: nn.Module | Architecture | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    overrides: Iterable[str] = (),
+) -> Learner:
+    """The learner of a saved model, by the method that made it; see `Learner.resume`."""
+    name = made_by(folder)
+    if name not in _METHODS:
+        raise MismatchError(f"this model was made by {name!r}, which is no method of this version.")
+    return learner_class(name).resume(folder, net, device=device, overrides=overrides)
+
+
+def made_by(folder: str | os.PathLike[str]) -> str | None:
+    """The name of the method that saved the model in a folder."""
+    from tinysubnets.baselines.base import dense_method
+    from tinysubnets.format.container import ModelFile, model_path
+    from tinysubnets.format.io import read_settings
+    from tinysubnets.method.core import method_of
+
+    path = model_path(folder)
+    if (name := dense_method(path)) is not None:
+        return name
+    with ModelFile(path) as file:
+        return method_of(read_settings(file))
 
 
 def _imported(target: str) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from tinysubnets.errors import SettingError
 
 if TYPE_CHECKING:
+    from tinysubnets.method.base import Learner
     from tinysubnets.tasks.task import Label, Split, Task
 
 
@@ -42,23 +43,23 @@ class Probe:
         return cls(task.name, task.classes, task.valid, "valid")
 
 
-def measure_row(learner: Any, probes: Sequence[Probe], learned: int) -> Row:
+def measure_row(learner: Learner, probes: Sequence[Probe], learned: int) -> Row:
     """Row `learned` of the accuracy matrix: every task's accuracy now, each cell measured."""
     row: Row = [accuracy(learner, probe) for probe in probes[: learned + 1]]
     current = probes[learned]
     return row + [accuracy_ahead(learner, current, probe) for probe in probes[learned + 1 :]]
 
 
-def accuracy(learner: Any, probe: Probe) -> float:
+def accuracy(learner: Learner, probe: Probe) -> float:
     """The share of a learned task's samples whose predicted class is their own.
 
     With the task unknown and classes of all tasks to choose from, a class of another task is wrong,
     even one of the same label.
     """
-    if _scenario_type(learner) == "class-IL":
+    if learner.scenario_type == "class-IL":
         first = learner.columns(probe.name)[0]
         return _share(probe, lambda x: learner.logits(None, x).argmax(1).numpy() - first)
-    name = probe.name if _is_told_the_task(learner) else None
+    name = probe.name if learner.scenario_type == "task-IL" else None
     number = {label: i for i, label in enumerate(probe.classes)}
     return _share(
         probe, lambda x: np.array([number.get(v, -1) for v in learner.predict(name, x).tolist()])
@@ -75,11 +76,11 @@ def _share(probe: Probe, answer: Callable[[Any], np.ndarray]) -> float:
     return correct / len(probe.data)
 
 
-def accuracy_ahead(learner: Any, current: Probe, ahead: Probe) -> float | None:
+def accuracy_ahead(learner: Learner, current: Probe, ahead: Probe) -> float | None:
     """How the current task's network does on a task not yet learned, by class index."""
-    if _scenario_type(learner) == "class-IL":
+    if learner.scenario_type == "class-IL":
         return None  # classes that were never seen cannot be answered
-    if not _is_told_the_task(learner):
+    if learner.scenario_type != "task-IL":
         # One head answers with labels it has seen: right only if the classes are the same.
         return accuracy(learner, ahead) if current.classes == ahead.classes else None
     same_shape = current.data.inputs(slice(0, 1)).shape == ahead.data.inputs(slice(0, 1)).shape
@@ -91,14 +92,6 @@ def accuracy_ahead(learner: Any, current: Probe, ahead: Probe) -> float | None:
         logits = learner.logits(current.name, ahead.data.inputs(part))
         correct += int((logits.argmax(1) == ahead.data.labels[part]).sum())
     return correct / len(ahead.data)
-
-
-def _is_told_the_task(learner: Any) -> bool:
-    return _scenario_type(learner) == "task-IL"
-
-
-def _scenario_type(learner: Any) -> str:
-    return str(getattr(learner, "scenario_type", "task-IL"))
 
 
 def summary(matrix: Matrix, num_classes: Sequence[int]) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
     from tinysubnets.experiments.recipe import Plan
+    from tinysubnets.method.base import Learner
     from tinysubnets.model.store import SubnetStore
     from tinysubnets.nn.architecture import Architecture
 
@@ -29,17 +30,17 @@ FORMAT = 1
 
 def build(
     plan: Plan,
-    learner: Any,
+    learner: Learner,
     probes: Sequence[metrics.Probe],
     sizes: Sequence[dict[str, int]],
     matrix: list[metrics.Row],
     model_bytes: int | None,
 ) -> dict[str, Any]:
     """Everything a run came to; seconds are the only numbers that differ when it is repeated."""
-    ledger = learner.ledger() if hasattr(learner, "ledger") else learner.store.ledger()
-    if model_bytes is not None and getattr(ledger, "file_bytes", 0) is None:
-        ledger = replace(ledger, file_bytes=model_bytes)
-    ledger = ledger if isinstance(ledger, dict) else ledger.as_dict()
+    weighed, store = learner.ledger(), learner.store
+    if model_bytes is not None and weighed.file_bytes is None:
+        weighed = replace(weighed, file_bytes=model_bytes)
+    ledger = weighed.as_dict()
     recipe = plan.recipe
     return {
         "format": FORMAT,
@@ -48,7 +49,7 @@ def build(
         "method": recipe.method,
         "recipe": recipe.name,
         "seed": plan.seed,
-        "scenario_type": getattr(learner, "scenario_type", "task-IL"),
+        "scenario_type": learner.scenario_type,
         "measured_on": sorted({p.measured_on for p in probes}),
         "settings": recipe.as_dict(),
         "accuracy_matrix": matrix,
@@ -60,16 +61,16 @@ def build(
         "capacity": {
             name: ledger.get(name) for name in ("file", "paper", "worked_example", "file_bytes")
         }
-        | ({"wsn": learner.wsn_capacity()} if hasattr(learner, "wsn_capacity") else {}),
-        "free_share": learner.store.free_share() if hasattr(learner, "store") else None,
+        | dict(learner.capacity()),
+        "free_share": None if store is None else store.free_share(),
         "ledger": ledger,
-        "divergence": divergence(learner, [p.name for p in probes]),
+        "divergence": None if store is None else divergence(store, [p.name for p in probes]),
         "environment": environment(plan),
     }
 
 
 def _task(
-    learner: Any,
+    learner: Learner,
     probe: metrics.Probe,
     sizes: dict[str, int],
     accuracy: float | None,
@@ -87,10 +88,11 @@ def _task(
     } | {k: v for k, v in report.items() if k != "name"}
 
 
-def divergence(learner: Any, names: Sequence[str]) -> dict[str, Any] | None:
+def divergence(store: SubnetStore, names: Sequence[str]) -> dict[str, Any] | None:
     """How far each task was from the earlier ones, and which bank that led to."""
-    subnets = getattr(getattr(learner, "store", None), "subnets", {})
-    decisions = {n: subnets[n].decision for n in names if n in subnets and subnets[n].decision}
+    subnets = store.subnets
+    found = {n: subnets[n].decision for n in names if n in subnets}
+    decisions = {n: d for n, d in found.items() if d is not None}
     if not decisions:
         return None
     matrix = [
@@ -98,7 +100,7 @@ def divergence(learner: Any, names: Sequence[str]) -> dict[str, Any] | None:
         for row in names
     ]
     return {
-        "threshold": getattr(learner.settings, "threshold", None),
+        "threshold": store.settings.get("tsn", {}).get("threshold"),
         "matrix": matrix,
         "decisions": {
             n: {"bank": d.bank, "reason": d.reason, "nearest": d.nearest}

@@ -27,13 +27,12 @@ from tinysubnets.experiments import results
 from tinysubnets.experiments.checkpoint import (
     Checkpoint,
     Checkpoints,
-    learner_state,
-    restore_learner_,
 )
 from tinysubnets.experiments.metrics import Probe, Row, measure_row
 from tinysubnets.experiments.recipe import Plan, build_architecture
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors
+from tinysubnets.method.base import TaskTrainer
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport
 from tinysubnets.training.precision import pick_device
@@ -116,7 +115,7 @@ class Experiment:
         )
         self.matrix: list[Row] = []
         self.notes: list[str] = []
-        self._trainer: Any = None
+        self._trainer: TaskTrainer | None = None
         self._resumed = None if checkpoint is None else checkpoint.trainer
         self._seconds, self._since = 0.0, time.perf_counter()
         self._saved_at = time.monotonic()
@@ -168,7 +167,7 @@ class Experiment:
 
     def save_(self) -> None:
         """Write a checkpoint of this very moment; only between two steps."""
-        learned = None if self._learned_is_saved else learner_state(self.learner)
+        learned = None if self._learned_is_saved else self.learner.state()
         trainer = None if self._trainer is None else self._trainer.state()
         numbers = {
             "matrix": self.matrix,
@@ -194,11 +193,10 @@ class Experiment:
         return Probe.of(task), {"train": len(task.train), "valid": len(task.valid), "test": test}
 
     def _restore_(self, checkpoint: Checkpoint) -> None:
-        restore_learner_(self.learner, checkpoint.learned)
+        self.learner.restore_(*checkpoint.learned)
         numbers = checkpoint.numbers
-        if hasattr(self.learner, "revisit_"):  # joint training keeps all data, a checkpoint none
-            for index in range(len(numbers["matrix"])):
-                self.learner.revisit_(self.scenario.task(index))
+        for index in range(len(numbers["matrix"])):  # joint training keeps all data, this none
+            self.learner.revisit_(self.scenario.task(index))
         self.matrix, self.notes = [list(row) for row in numbers["matrix"]], list(numbers["notes"])
         self._seconds = float(numbers["seconds"])
         self._learned_is_saved = True
@@ -207,9 +205,10 @@ class Experiment:
     def _learn(self, index: int) -> Iterator[Event]:
         """One task from its first or resumed epoch to its row of the accuracy matrix."""
         task = self.scenario.task(index)
-        yield from self._begin_lesson(task)
+        yield from self._begin_task(task)
+        assert self._trainer is not None
         trainer = self._trainer
-        first, epochs = trainer.training.progress.epoch, self.learner.training.epochs
+        first, epochs = trainer.epochs_done, self.learner.training.epochs
         yield TaskBegun(
             index,
             len(self.probes),
@@ -233,8 +232,8 @@ class Experiment:
         self._save_if_due_()
         yield learned
 
-    def _begin_lesson(self, task: Task) -> Iterator[Note]:
-        """Set up the task's lesson, at the epoch of the checkpoint where there is one."""
+    def _begin_task(self, task: Task) -> Iterator[Note]:
+        """Set up the task's trainer, at the epoch of the checkpoint where there is one."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self._trainer = self.learner.begin(task)
@@ -265,14 +264,10 @@ class Experiment:
         self.checkpoints.remove()
         return result
 
-    def _save_model(self) -> int | None:
+    def _save_model(self) -> int:
         """The learned model in `model/`; the bytes of its file."""
-        if not hasattr(self.learner, "save"):
-            return None
         folder = self.folder.path / "model"
         # Of a process that was killed between its model and its result.
         shutil.rmtree(folder, ignore_errors=True)
         with friendly_os_errors(self.folder.path):
-            self.learner.save(folder)
-        file = folder / "model.safetensors"
-        return file.stat().st_size if file.exists() else None
+            return self.learner.save(folder).stat().st_size

@@ -107,9 +107,8 @@ def assemble(config: Mapping[str, Any], sections: Sections, num_tasks: int) -> l
 class ModelFile:
     """An open model file whose header and index have been checked; sections are read on demand."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = _open(path)
+    def __init__(self, source: Path | BinaryIO) -> None:
+        self._file = _open(source) if isinstance(source, Path) else source
         try:
             self.header_bytes, self.config, sizes, self.identity = _read_header(self._file)
             self._index(sizes)
@@ -196,7 +195,8 @@ def _open(path: Path) -> BinaryIO:
 
 def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], dict[str, int], str]:
     """The header's length, the config, the size of each tensor, and the config's hash."""
-    total = os.fstat(file.fileno()).st_size
+    total = file.seek(0, os.SEEK_END)
+    file.seek(0)
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if len(first) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, total - 8):

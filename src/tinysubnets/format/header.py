@@ -278,7 +278,7 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
     }
     if inputs:
         config["inputs"] = inputs
-    seed = store.settings.get("tsn", {}).get("seed")
+    seed = store.settings.get(str(store.settings.get("method", "tsn")), {}).get("seed")
     return config if seed is None else config | {"seed": seed}
 
 

@@ -205,6 +205,13 @@ def read_contents(file: ModelFile, only: str | None = None) -> Contents:
     return Contents(manifest, settings, constants, banks, walk.subnets)
 
 
+def read_settings(file: ModelFile) -> dict[str, Any]:
+    """What the learner recorded in a file: its method and settings."""
+    with _at("the records"):
+        data = Reader(file.section("records"), "records")
+        return read_records(data, file.num_tasks)[0]
+
+
 class _GrowingBank:
     """A bank being read: its values, its owned set and its masks, the masks one bit per block."""
 

@@ -46,16 +46,16 @@ def choose_bank(
 ) -> BankDecision:
     """The nearest task's bank, or a new one for a task unlike all others; with room if it must."""
     decision = _by_divergence(store, memory, settings)
-    return decision if settings.sharing == "values" else _with_room(store, decision, settings)
+    if settings.sharing == "values":
+        return decision
+    return bank_with_room(store, decision, settings.max_banks)
 
 
 def _by_divergence(
     store: SubnetStore, memory: InputStatistics | Tensor | None, settings: TSNSettings
 ) -> BankDecision:
-    if not store.subnets:
-        return BankDecision(0, "the first task opens the first bank")
-    if memory is None:
-        return BankDecision(len(store.banks) - 1, "one bank for all tasks: no task memory is kept")
+    if not store.subnets or memory is None:
+        return last_bank(store)
     mine = _statistics(memory, settings.seed)
     distances = {
         s.name: divergence(mine, _statistics(s.memory, settings.seed))
@@ -81,19 +81,26 @@ def _by_divergence(
     return BankDecision(bank, reason, distances, nearest)
 
 
-def _with_room(store: SubnetStore, decision: BankDecision, settings: TSNSettings) -> BankDecision:
+def last_bank(store: SubnetStore) -> BankDecision:
+    """The bank of methods that have one for all tasks: the first task opens it."""
+    if not store.subnets:
+        return BankDecision(0, "the first task opens the first bank")
+    return BankDecision(len(store.banks) - 1, "one bank for all tasks: no task memory is kept")
+
+
+def bank_with_room(store: SubnetStore, decision: BankDecision, max_banks: int) -> BankDecision:
     """The decision, moved to another bank if some layer of the chosen one has no free weight."""
     room = [min(b.free_per_tensor()) > 0 for b in store.banks]
     if decision.bank >= len(room) or room[decision.bank]:
         return decision
     if any(room):
         other = room.index(True)
-    elif len(room) < settings.max_banks:
+    elif len(room) < max_banks:
         other = len(room)
     else:
         raise CapacityError(
-            f"no bank has free weights left in every layer, and all {settings.max_banks} banks are "
-            "open. Raise max_banks, lower density, or use sharing='values'."
+            f"no bank has free weights left in every layer, and all {max_banks} banks are open. "
+            "Raise max_banks, lower density, or use sharing='values'."
         )
     reason = f"{decision.reason}; bank {decision.bank} is full, so bank {other}"
     return BankDecision(other, reason, decision.divergences, decision.nearest)

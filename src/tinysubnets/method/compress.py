@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tinysubnets.method.pruning import Candidate, Pruned, post_prune
-from tinysubnets.model.subnet import CodebookTensor, Sample, Subnet, code
+from tinysubnets.method.pruning import Candidate, Pruned, PruningSettings, post_prune
+from tinysubnets.model.subnet import CodebookTensor, code
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.training.evaluate import EvalResult, recalibrate_batchnorm
-
-if TYPE_CHECKING:
-    from tinysubnets.method.learner import TaskTrainer
-
+from tinysubnets.training.loop import Training
 
 MAX_BITS = 8
 TASK_PARAM_LEVELS = (4, 5, 6, 8, 16, 32)
 
 
-def compress(trainer: TaskTrainer) -> tuple[Subnet, float]:
-    """The subnet of a trained lesson, and the seconds that post-pruning took."""
-    work = Compressor(trainer)
-    bits, own = work.choose_bits(work.mask)
-    begin = time.perf_counter()
-    mask = work.mask
-    if trainer.learner.settings.post_pruning:
-        mask = work.prune(own, bits).mask
-        own = work.coded(mask, bits)  # the codebooks fit what is left
-    seconds = time.perf_counter() - begin
-    assert trainer.learner.settings.bits in ("auto", bits)
-    return work.subnet(mask, bits, own), seconds
+@dataclass(frozen=True)
+class Compressed:
+    """A trained task's mask and its own weights as codes.
+
+    - `mask`: the blocks that the task uses.
+    - `bits`: the width of a code.
+    - `own`: the weights that nobody owned before, one entry per codebook.
+    - `seconds`: what post-pruning took.
+    """
+
+    mask: Tensor
+    bits: int
+    own: tuple[CodebookTensor, ...]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class TaskParamSettings:
+    """How task-specific parameters are stored.
+
+    - `bits`: their width; "auto" takes the narrowest form that loses at most `tolerance` of
+      validation accuracy.
+    """
+
+    bits: Literal["auto"] | int = 32
+    tolerance: float = 0.0
 
 
 class Compressor:
-    """The trained module of a lesson, and ways to measure it with other weights."""
+    """A trained module, and ways to measure it on validation data with other weights.
 
-    def __init__(self, trainer: TaskTrainer) -> None:
-        self.trainer, self.settings = trainer, trainer.learner.settings
-        self.module: TaskModule = trainer.module
-        self.layout = trainer.module.layout
-        self.free = self.module.free.detach()
-        self.mask = self.module.mask()
+    Flat vectors hold one value per shared weight [N]; masks one per block [NB].
+    """
+
+    def __init__(self, module: TaskModule, training: Training) -> None:
+        self.module, self.training = module, training
+        self.layout = module.layout
+        self.free = module.free.detach()
+        self.mask = module.mask()
 
     def own_weights(self, mask: Tensor) -> Tensor:
         """Which weights of the flat vector the task would add to its bank."""
@@ -54,7 +67,7 @@ class Compressor:
         """The share of weights owned once this task is claimed."""
         return self.layout.count(mask | self.module.owned) / self.layout.num_weights
 
-    def coded(self, mask: Tensor, bits: int) -> tuple[CodebookTensor, ...]:
+    def encode(self, mask: Tensor, bits: int) -> tuple[CodebookTensor, ...]:
         """The task's own weights as codes, one codebook per layer or one for all."""
         own = self.own_weights(mask)
         return tuple(code(self.free[i:j][own[i:j]], bits) for i, j in self.module.code_segments)
@@ -69,29 +82,41 @@ class Compressor:
         return torch.where(self.layout.expand(mask), values, torch.zeros((), device=values.device))
 
     def tensors(self, weights: Tensor) -> dict[str, Tensor]:
-        """All tensors of the network with these shared weights and the trained private ones."""
+        """All tensors of the network with these shared weights and the task's own parameters."""
         return {n: t.detach() for n, t in self.module.tensors(weights).items()}
 
     def accuracy(self, weights: Tensor) -> float:
         """The validation accuracy with these shared weights."""
-        return self.trainer.training.validator(self.tensors(weights)).accuracy
+        return self.training.validator(self.tensors(weights)).accuracy
 
-    def choose_bits(self, mask: Tensor) -> tuple[int, tuple[CodebookTensor, ...]]:
-        """The fixed bit-width, or the least that keeps accuracy within the tolerance."""
-        if self.settings.bits != "auto":
-            bits = int(self.settings.bits)
-            return bits, self.coded(mask, bits)
-        target = self.accuracy(self.weights(mask, None)) - self.settings.tolerance
-        for bits in range(self.settings.first_bits, MAX_BITS + 1):
-            own = self.coded(mask, bits)
-            if self.accuracy(self.weights(mask, own)) >= target:
+    def choose_bits(self, first: int, tolerance: float) -> tuple[int, tuple[CodebookTensor, ...]]:
+        """The least width from `first` up that keeps accuracy within the tolerance, and the codes.
+
+        The paper's adaptive bit-width: measured against the same subnet unquantized.
+        """
+        target = self.accuracy(self.weights(self.mask, None)) - tolerance
+        for bits in range(first, MAX_BITS + 1):
+            own = self.encode(self.mask, bits)
+            if self.accuracy(self.weights(self.mask, own)) >= target:
                 break
         return bits, own
 
-    def prune(self, own: tuple[CodebookTensor, ...], bits: int) -> Pruned:
-        """Algorithm 2 on the quantized subnet."""
-        values, settings = self.weights(self.mask, own), self.trainer.learner.pruning
-        training, current = self.trainer.training, self.mask.clone()
+    def prune(
+        self,
+        own: tuple[CodebookTensor, ...],
+        bits: int,
+        settings: PruningSettings,
+        *,
+        references: tuple[Tensor, ...],
+        path: tuple[int | str, ...],
+    ) -> Pruned:
+        """Algorithm 2 on the quantized subnet.
+
+        - `references`: masks that the task's own may be coded against.
+        - `path`: the seed path that draws layers.
+        """
+        values, training = self.weights(self.mask, own), self.training
+        current = self.mask.clone()
 
         def count() -> Tensor:
             kept = torch.where(self.layout.expand(current), values, 0.0)
@@ -104,43 +129,17 @@ class Compressor:
             current.copy_(mask)
             return EvalResult.of(counts(), len(training.valid)).accuracy
 
-        members = self.trainer.learner.store.members(self.trainer.decision.bank)
-        masks = members if settings.objective == "bytes" else ()  # to bring them here takes time
-        references = tuple(s.mask.to(self.mask.device) for s in masks)
-        candidate = Candidate(self.mask, values, self.module.owned, bits, references)
-        path = (self.settings.seed, "task", self.trainer.number)
+        here = tuple(r.to(self.mask.device) for r in references)
+        candidate = Candidate(self.mask, values, self.module.owned, bits, here)
         return post_prune(candidate, self.layout, settings, measure, path)
 
-    def subnet(self, mask: Tensor, bits: int, own: tuple[CodebookTensor, ...]) -> Subnet:
-        """The task with this mask and these codes, its task-specific parameters final."""
-        task_params, accuracy = self.store_task_params(mask, own)
-        trainer = self.trainer
-        return Subnet(
-            name=trainer.task.name,
-            classes=trainer.task.classes,
-            normalization=trainer.task.normalization,
-            bank=trainer.decision.bank,
-            mask=mask.cpu(),
-            bits=bits,
-            own=own,
-            task_params=task_params,
-            shapes=trainer.learner.architecture.task_param_shapes(trainer.task.num_classes),
-            memory=trainer.memory,
-            decision=trainer.decision,
-            valid_accuracy=accuracy,
-            owned_before_pruning=self.owned_share(self.mask),
-            sample=Sample.of(trainer.task.train.inputs(torch.arange(1))),
-        )
-
-    def store_task_params(
-        self, mask: Tensor, own: tuple[CodebookTensor, ...]
+    def task_params(
+        self, compressed: Compressed, settings: TaskParamSettings
     ) -> tuple[dict[str, CodebookTensor], float]:
         """The task-specific parameters as stored, with final statistics, and the accuracy then."""
-        training, architecture = self.trainer.training, self.trainer.learner.architecture
-        tensors = recalibrate_batchnorm(
-            architecture, self.tensors(self.weights(mask, own)), training.train, None
-        )
-        names = [s.name for s in architecture.task_params]
+        training, architecture = self.training, self.module.architecture
+        weights = self.weights(compressed.mask, compressed.own)
+        tensors = recalibrate_batchnorm(architecture, self.tensors(weights), training.train, None)
 
         def accuracy(coded: dict[str, CodebookTensor]) -> float:
             stored = {
@@ -148,29 +147,24 @@ class Compressor:
             }
             return training.validator(tensors | stored, calibrate=False).accuracy
 
-        return _narrowest(
-            {n: tensors[n] for n in names},
-            self.settings.task_param_bits,
-            self.settings.task_param_tolerance,
-            accuracy,
-        )
+        named = {s.name: tensors[s.name] for s in architecture.task_params}
+        return _narrowest(named, settings, accuracy)
 
 
 def _narrowest(
     tensors: dict[str, Tensor],
-    bits: int | str,
-    tolerance: float,
+    settings: TaskParamSettings,
     accuracy: Callable[[dict[str, CodebookTensor]], float],
 ) -> tuple[dict[str, CodebookTensor], float]:
-    """The narrowest stored form that loses at most the tolerance, or the given one."""
-    if bits != "auto":
-        coded = {n: _smaller(t, int(bits)) for n, t in tensors.items()}
+    """The narrowest stored form that loses at most the tolerance, or that of the given width."""
+    if settings.bits != "auto":
+        coded = {n: _smaller(t, int(settings.bits)) for n, t in tensors.items()}
         return coded, accuracy(coded)
-    target = accuracy({n: code(t.flatten(), 32) for n, t in tensors.items()}) - tolerance
+    exact = accuracy({n: code(t.flatten(), 32) for n, t in tensors.items()})
     for level in TASK_PARAM_LEVELS:
         coded = {n: _smaller(t, level) for n, t in tensors.items()}
         reached = accuracy(coded)
-        if reached >= target:
+        if reached >= exact - settings.tolerance:
             break
     return coded, reached
 

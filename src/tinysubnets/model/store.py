@@ -73,8 +73,12 @@ class SubnetStore:
         """The subnets of a bank, in the order of learning."""
         return [s for s in self.subnets.values() if s.bank == bank]
 
-    def add_(self, subnet: Subnet) -> None:
-        """Claim the subnet's new weights in its bank and keep the subnet."""
+    def add_(self, subnet: Subnet, *, score_seed: int | None = None) -> None:
+        """Claim the subnet's new weights in its bank and keep the subnet.
+
+        - `score_seed`: the seed that the task's mask scores started from, where they did: a mask
+          that stayed near its start is coded as a difference from it.
+        """
         if subnet.name in self.subnets:
             raise TaskError(f"a task named {subnet.name!r} has been learned already.")
         if self.is_partial:
@@ -84,18 +88,17 @@ class SubnetStore:
             )
         while len(self.banks) <= subnet.bank:
             self.banks.append(Bank(self.layout))
-        stored = _as_stored(subnet, self._coded_mask(subnet))
+        stored = _as_stored(subnet, self._coded_mask(subnet, score_seed))
         own = [c.decode() for c in subnet.own]
         self.banks[subnet.bank].claim_(stored.mask, torch.cat(own))
         self.subnets[subnet.name] = stored
 
-    def _coded_mask(self, subnet: Subnet) -> CodedMask:
+    def _coded_mask(self, subnet: Subnet, score_seed: int | None) -> CodedMask:
         """The mask against the cheapest reference; first scores count where they are known."""
         members = self.members(subnet.bank)
         kinds = [m.coded_mask.reference for m in members if m.coded_mask is not None]
-        seed = self.settings.get("tsn", {}).get("seed")
         if sum(k in (SCORES, FREE_SCORES) for k in kinds) >= MAX_SCORE_REFERENCES:
-            seed = None
+            score_seed = None
         context = MaskContext(
             self.layout,
             subnet.bank,
@@ -103,7 +106,7 @@ class SubnetStore:
             {i: m.packed_mask for i, m in enumerate(members)},
             np.packbits(self.banks[subnet.bank].owned.numpy(), bitorder="little"),
         )
-        return code_mask(subnet.mask.numpy(), context, seed)
+        return code_mask(subnet.mask.numpy(), context, score_seed)
 
     def weights(self, task: str) -> Tensor:
         """The task's shared weights, flat: its bank's values under its mask, else 0."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,7 +137,7 @@ def matrix(runs: Sequence[Run], scenario: str, where: str, out: str | Path | Non
     run = groups[0].runs[0]
     title += f" ({method_label(groups[0])}, {run.recipe}, seed {run.seed})"
     if out is not None:
-        from tinysubnets.report.pictures import accuracy_matrix
+        from tinysubnets.report.figures import accuracy_matrix
 
         _save(accuracy_matrix(run).drawing, Path(out), f"{scenario}-{run.method}-matrix")
     heads = ("after task", *(str(i + 1) for i in range(len(run.matrix))))
@@ -172,22 +171,18 @@ def masks(runs: Sequence[Run], out: str | Path | None = None) -> Table:
 
 
 def _save_masks(run: Run, store: SubnetStore, out: Path) -> None:
-    from tinysubnets.report import mask_pictures
+    from tinysubnets.report.figures import ownership, task_masks
 
     stem = f"{run.scenario}-{run.method}"
-    _save(mask_pictures.ownership(store), out, f"{stem}-ownership")
-    _save(mask_pictures.task_masks(store), out, f"{stem}-task-masks")
+    _save(ownership(store).drawing, out, f"{stem}-ownership")
+    _save(task_masks(store).drawing, out, f"{stem}-task-masks")
 
 
 def _save(drawing: Drawing, out: Path, stem: str) -> None:
-    """Write a picture as SVG, and as PNG where matplotlib is there."""
-    from tinysubnets.report.raster import save_png
-
+    """Write a picture as SVG."""
     with friendly_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{stem}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
-        with contextlib.suppress(ImportError):
-            save_png(drawing, out / f"{stem}.png")
+        drawing.save(out / f"{stem}.svg")
 
 
 def case_study() -> Table:

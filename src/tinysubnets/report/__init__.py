@@ -24,11 +24,10 @@ def write_report(
     """Write the report of all runs in or below the folders; gives the path of the page.
 
     `out` is a folder, or the page's own path ending in .html; by default the first folder given.
-    Pictures go to `pictures/` beside the page, as SVG and PNG.
+    Pictures go to `pictures/` beside the page, as SVG that follows the reader's theme as well.
     """
     try:
         import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
     except ImportError as error:
         raise RunError(
             f"a report needs {error.name}, which is not installed. "
@@ -37,7 +36,6 @@ def write_report(
     from tinysubnets.experiments.results import find_runs
     from tinysubnets.files import atomic_write, friendly_os_errors
     from tinysubnets.report.page import build
-    from tinysubnets.report.raster import save_png
 
     folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
     if not folders:
@@ -48,8 +46,7 @@ def write_report(
     with friendly_os_errors(page.parent):
         pictures.mkdir(parents=True, exist_ok=True)
         for name, drawing in figures.items():
-            (pictures / f"{name}.svg").write_text(drawing.svg(standalone=True), encoding="utf-8")
-            save_png(drawing, pictures / f"{name}.png")
+            drawing.save(pictures / f"{name}.svg")
         atomic_write(page, text.encode("utf-8"))
     return page
 

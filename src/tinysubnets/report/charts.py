@@ -1,114 +1,214 @@
-"""Charts: heat map, scatter, lines, columns and stems, from plain numbers to drawings."""
+"""Charts: heat maps, curves and scatters from plain numbers, with their axes and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from tinysubnets.report.axes import (
-    NORMAL,
-    SMALL,
-    WIDTH,
-    Frame,
-    number_form,
-    padded,
-    size_text,
-    ticks,
-)
-from tinysubnets.report.drawing import Drawing, Line, Mark, Rect, Text, text_width
-from tinysubnets.report.theme import PARTS, MarkShape
+from tinysubnets.report.drawing import SMALL, Drawing, Point, text_width
+from tinysubnets.report.theme import MarkShape
 
-Cells = Sequence[Sequence[float | None]]
-MANY = 12  # with more rows than this, cells carry no numbers
+Box = tuple[float, float, float, float]
+Mark = tuple[float, float, float]
+
+WIDTH = 400.0
+"""The width of a picture: two fit beside each other on a desk, one fits a phone."""
+MANY = 24  # with more tasks than this, every fifth is numbered
+
+
+# Axes
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """About `count` round values from low to high.
+
+    >>> ticks(0, 100), ticks(0.93, 0.99, 4)
+    ([0.0, 20.0, 40.0, 60.0, 80.0, 100.0], [0.94, 0.96, 0.98])
+    """
+    span = high - low
+    if span <= 0 or not math.isfinite(span):
+        return [low]
+    raw = span / max(1, count)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    digits = max(0, 2 - math.floor(math.log10(step)))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(i * step, digits) for i in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5 times powers of ten between low and high; fewer where they would crowd."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        values = [f * 10.0**p for p in powers for f in factors if low <= f * 10.0**p <= high]
+        if len(values) <= 6:
+            break
+    return values or [low]
+
+
+def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
+    """A range that holds all values with some room on both sides."""
+    low, high = min(values), max(values)
+    room = (high - low) * share or abs(high) * share or 1.0
+    return low - room, high + room
+
+
+def size_text(num_bytes: float) -> str:
+    """A size for people.
+
+    >>> size_text(900), size_text(12345), size_text(3.2e6)
+    ('900 B', '12.3 kB', '3.20 MB')
+    """
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} B"
+    if num_bytes < 1e6:
+        return f"{num_bytes / 1e3:.1f} kB"
+    return f"{num_bytes / 1e6:.2f} MB"
+
+
+def short_size(num_bytes: float) -> str:
+    """A round size for an axis.
+
+    >>> short_size(500), short_size(2e4), short_size(2.5e6)
+    ('500 B', '20 kB', '2.5 MB')
+    """
+    number, unit = size_text(num_bytes).split(" ")
+    return f"{float(number):g} {unit}"
 
 
 @dataclass(frozen=True)
-class Scale:
-    """The values between which a heat map runs, and how it writes them."""
+class Frame:
+    """The area of a chart on a drawing, in pixels, and the values that its sides stand for."""
 
-    low: float
-    high: float
-    show: Callable[[float], str]
+    left: float
+    top: float
+    right: float
+    bottom: float
+    xs: tuple[float, float]
+    ys: tuple[float, float]
+    log_x: bool = False
+
+    def x(self, value: float) -> float:
+        """Where a value stands from left to right."""
+        low, high = self.xs
+        if self.log_x:
+            value, low, high = math.log10(value), math.log10(low), math.log10(high)
+        return self.left + (value - low) / (high - low) * (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        """Where a value stands from top to bottom."""
+        low, high = self.ys
+        return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
+
+    def draw_y(self, drawing: Drawing, label: str, count: int = 5, above: float = 14.0) -> None:
+        """About `count` grid lines with their values, and the label so far above the frame."""
+        values = ticks(*self.ys, count)
+        short = (d for d in (0, 1) if all(abs(round(v, d) - v) < 1e-9 for v in values))
+        decimals = next(short, 2)
+        for value in values:
+            y = self.y(value)
+            drawing.line(((self.left, y), (self.right, y)), "grid")
+            drawing.text(self.left - 7, y + 4, f"{value:.{decimals}f}", text_anchor="end")
+        drawing.text(0, self.top - above, label)
+
+    def draw_x(self, drawing: Drawing, marks: Sequence[tuple[float, str]], label: str) -> None:
+        """Values below the chart, those that have room, and the label below them."""
+        end = -1.0
+        for value, text in marks:
+            # The first and last text stay on the drawing, though their place is at its edge.
+            half = text_width(text) / 2
+            place = min(max(self.x(value), half), drawing.width - half)
+            if place - half > end:
+                drawing.text(place, self.bottom + 17, text, text_anchor="middle")
+                end = place + half + 8
+        drawing.text(self.right, self.bottom + 36, label, text_anchor="end")
+
+
+def task_numbers(count: int) -> range:
+    """The places of the tasks whose number is written on an axis."""
+    return range(0, count, 1 if count <= MANY else 5)
+
+
+# Heat maps
 
 
 def heat_map(
     title: str,
-    cells: Cells,
-    scale: Scale,
+    cells: Sequence[Sequence[float | None]],
     sides: tuple[str, str],
+    show: Callable[[float], str],
+    high: float = 1.0,
     tags: Sequence[str] = (),
 ) -> Drawing:
-    """A matrix of cells, the deeper the larger; `sides` name what rows and columns are.
+    """A matrix of cells from 0 to `high`, the deeper the larger; `sides` name rows and columns.
 
     `tags` stand to the right of the rows, where rows are tall enough for text.
     """
     rows, columns = len(cells), len(cells[0])
     side = min(44.0, (WIDTH - 40 - (60 if tags else 0)) / columns)
-    width, height = side * columns, side * rows
-    left, top = max(37.0, (WIDTH - width) / 2), 40.0
-    drawing = Drawing(WIDTH, top + height + 44, title)
-    middle = left + width / 2
-    drawing.add(Text(middle, 13, sides[1], SMALL, "soft", "middle"))
-    drawing.add(Text(left - 24, top + height / 2, sides[0], SMALL, "soft", "middle", turned=True))
-    step = 1 if columns <= 2 * MANY else 5
-    for i in range(0, columns, step):
-        drawing.add(Text(left + (i + 0.5) * side, top - 7, str(i + 1), SMALL, "soft", "middle"))
-    for i in range(0, rows, step):
-        drawing.add(Text(left - 6, top + (i + 0.5) * side + 4, str(i + 1), SMALL, "soft", "end"))
+    gap, radius = (1.5, 3.0) if side > 20 else (0.4, 0.0)
+    left, top = max(37.0, (WIDTH - side * columns) / 2), 40.0
+    right, bottom, middle = left + side * columns, top + side * rows, left + side * columns / 2
+    drawing = Drawing(WIDTH, bottom + 44, title)
+    drawing.text(middle, 13, sides[1], text_anchor="middle")
+    turned = f"translate({left - 24} {(top + bottom) / 2}) rotate(-90)"
+    drawing.text(0, 0, sides[0], text_anchor="middle", transform=turned)
+    for i in task_numbers(columns):
+        drawing.text(left + (i + 0.5) * side, top - 7, str(i + 1), text_anchor="middle")
+    for i in task_numbers(rows):
+        drawing.text(left - 6, top + (i + 0.5) * side + 4, str(i + 1), text_anchor="end")
     for i, tag in enumerate(tags if side >= 12 else ()):
-        drawing.add(Text(left + width + 8, top + (i + 0.5) * side + 4, tag, SMALL, "ink"))
+        drawing.text(right + 8, top + (i + 0.5) * side + 4, tag, fill="ink")
     for i, row in enumerate(cells):
         for j, value in enumerate(row):
-            place = (left + j * side, top + i * side)
-            _cell(drawing, place, side, value, scale, f"{sides[0]} {i + 1}, {sides[1]} {j + 1}")
-    _heat_legend(drawing, middle, top + height + 18, scale)
+            x, y = left + j * side, top + i * side
+            box = (x + gap / 2, y + gap / 2, side - gap, side - gap)
+            where = f"{sides[0]} {i + 1}, {sides[1]} {j + 1}"
+            if value is None:
+                drawing.rect(*box, "grid", f"{where}: not defined", fill_opacity=0.5, rx=radius)
+                continue
+            depth = _depth(value / (high or 1.0))
+            drawing.rect(*box, "heat", f"{where}: {show(value)}", fill_opacity=depth, rx=radius)
+            if side >= 24:
+                size, ink = min(SMALL + 0.5, side * 0.33), "on-heat" if depth > 0.55 else "ink"
+                center, base = x + side / 2, y + side / 2 + size * 0.36
+                number = show(value).removesuffix(" %")
+                drawing.text(center, base, number, size, ink, text_anchor="middle")
+    _heat_legend(drawing, middle, bottom + 18, show(0.0), show(high))
     return drawing
 
 
-def _cell(
-    drawing: Drawing,
-    place: tuple[float, float],
-    side: float,
-    value: float | None,
-    scale: Scale,
-    where: str,
-) -> None:
-    (x, y), gap = place, 1.5 if side > 20 else 0.4
-    box = (x + gap / 2, y + gap / 2, side - gap, side - gap)
-    radius = 3.0 if side > 20 else 0.0
-    if value is None:
-        drawing.add(Rect(*box, "grid", 0.5, radius, f"{where}: not defined"))
-        return
-    depth = _depth(value, scale)
-    drawing.add(Rect(*box, "heat", depth, radius, f"{where}: {scale.show(value)}"))
-    label = scale.show(value).removesuffix(" %")
-    if side >= 24:
-        ink = "on-heat" if depth > 0.55 else "ink"
-        size = min(SMALL + 0.5, side * 0.33)
-        drawing.add(Text(x + side / 2, y + side / 2 + size * 0.36, label, size, ink, "middle"))
-
-
-def _depth(value: float, scale: Scale) -> float:
-    share = (value - scale.low) / ((scale.high - scale.low) or 1.0)
+def _depth(share: float) -> float:
+    """The opacity of a cell; 0 can still be told from the ground."""
     return 0.04 + 0.96 * min(1.0, max(0.0, share))
 
 
-def _heat_legend(drawing: Drawing, middle: float, y: float, scale: Scale) -> None:
-    steps, width = 24, 132.0
-    left = middle - width / 2
+def _heat_legend(drawing: Drawing, middle: float, y: float, low: str, high: str) -> None:
+    steps, width, clear = 24, 132.0, 1.0
+    left, right = middle - width / 2, middle + width / 2
     for i in range(steps):
-        depth = 0.04 + 0.96 * i / (steps - 1)
-        drawing.add(Rect(left + i * width / steps, y, width / steps + 0.2, 8, "heat", depth))
-    drawing.add(Text(left - 7, y + 8, scale.show(scale.low), SMALL, "soft", "end"))
-    drawing.add(Text(left + width + 7, y + 8, scale.show(scale.high), SMALL, "soft"))
+        # Each step lies over all that follow and adds what they lack, so that no seam shows.
+        x, rest = left + i * width / steps, 1 - _depth(i / (steps - 1))
+        drawing.rect(x, y, right - x, 8, "heat", fill_opacity=f"{1 - rest / clear:.4f}")
+        clear = rest
+    drawing.text(left - 7, y + 8, low, text_anchor="end")
+    drawing.text(right + 7, y + 8, high)
+
+
+# Curves
 
 
 @dataclass(frozen=True)
 class Curve:
     """One line of a chart; a label is written at its end, behind a mark."""
 
-    colour: str
-    points: tuple[tuple[float, float], ...]
+    color: str
+    points: Sequence[tuple[float, float]]
     note: str = ""
     label: str = ""
     shape: MarkShape = "disc"
@@ -121,38 +221,33 @@ def curves(
     """Lines over a common axis; `spans` are places where one task ends and the next begins."""
     points = [p for c in series for p in c.points]
     first, last = min(p[0] for p in points), max(p[0] for p in points)
-    xs = (first, last if last > first else first + 1)
     low, high = padded([p[1] for p in points])
-    named = [c for c in series if c.label]
-    room = max([12.0, *(text_width(c.label, SMALL) + 22 for c in named)])
+    named = sorted((c for c in series if c.label), key=lambda c: -c.points[-1][1])
+    room = max([12.0, *(text_width(c.label) + 22 for c in named)])
     height = max(224.0, 34.0 + 14 * len(named))
+    xs = (first, last if last > first else first + 1)
     frame = Frame(40, 34, WIDTH - room, height, xs, (max(0.0, low), high))
     drawing = Drawing(WIDTH, height + 44, title)
-    marks = ticks(*frame.ys, 4)
-    frame.draw_y(drawing, marks, number_form(marks), labels[1])
-    for place in spans if len(spans) <= 2 * MANY else ():
+    frame.draw_y(drawing, labels[1], 4)
+    for place in spans if len(spans) <= MANY else ():
         x = frame.x(place)
-        drawing.add(Line(((x, frame.top), (x, frame.bottom)), "grid"))
+        drawing.line(((x, frame.top), (x, frame.bottom)), "grid")
     for curve in series:
-        line = tuple((frame.x(x), frame.y(y)) for x, y in curve.points)
-        drawing.add(Line(line, curve.colour, 1.75, curve.dash, note=curve.note))
+        line = [(frame.x(x), frame.y(y)) for x, y in curve.points]
+        dash = "4 4" if curve.dash else None
+        drawing.line(line, curve.color, 1.75, curve.note, stroke_dasharray=dash)
         if len(line) == 1:
-            drawing.add(Mark(*line[0], 3.5, curve.colour, note=curve.note))
-    _end_labels(drawing, frame, named)
+            drawing.mark(*line[0], 3.5, curve.color, note=curve.note)
+    # Names beside the ends of their lines, apart from each other where lines end together.
+    ends = [(frame.x(c.points[-1][0]), frame.y(c.points[-1][1])) for c in named]
+    places = spread_out([y for _, y in ends], 14.0, frame.top, frame.bottom)
+    for curve, (x, end), y in zip(named, ends, places, strict=True):
+        drawing.line(((x, end), (x + 9, y)), curve.color)
+        drawing.mark(x + 12, y, 4.0, curve.color, curve.shape)
+        drawing.text(x + 19, y + 4, curve.label, fill="ink")
     whole = [v for v in ticks(*xs) if v == round(v)]
     frame.draw_x(drawing, [(v, f"{v:.0f}") for v in whole], labels[0])
     return drawing
-
-
-def _end_labels(drawing: Drawing, frame: Frame, named: Sequence[Curve]) -> None:
-    """Names beside the ends of their lines, apart from each other where lines end together."""
-    ordered = sorted(named, key=lambda c: -c.points[-1][1])
-    wanted = [frame.y(c.points[-1][1]) for c in ordered]
-    for curve, y in zip(ordered, spread_out(wanted, 14.0, frame.top, frame.bottom), strict=True):
-        x, end = frame.x(curve.points[-1][0]), frame.y(curve.points[-1][1])
-        drawing.add(Line(((x, end), (x + 9, y)), curve.colour, 1.0))
-        drawing.add(Mark(x + 12, y, 4.0, curve.colour, curve.shape))
-        drawing.add(Text(x + 19, y + 4, curve.label, SMALL, "ink"))
 
 
 def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -161,85 +256,203 @@ def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> 
     >>> spread_out([5.0, 5.0, 20.0], 4.0, 0.0, 30.0)
     [3.0, 7.0, 20.0]
     """
-    groups: list[list[float]] = []  # centre and count of places that stand side by side
+    groups: list[tuple[float, int]] = []  # center and count of places that stand side by side
     for place in wanted:
-        groups.append([place, 1.0])
+        groups.append((place, 1))
         while len(groups) > 1:
             (above, m), (below, n) = groups[-2:]
             if below - above >= (m + n) / 2 * gap:
                 break
-            groups[-2:] = [[(above * m + below * n) / (m + n), m + n]]
+            groups[-2:] = [((above * m + below * n) / (m + n), m + n)]
     out = []
-    for centre, count in groups:
+    for center, count in groups:
         reach = (count - 1) / 2 * gap
-        middle = min(max(centre, low + reach), max(low + reach, high - reach))
-        out += [middle - reach + i * gap for i in range(int(count))]
+        middle = min(max(center, low + reach), max(low + reach, high - reach))
+        out += [middle - reach + i * gap for i in range(count)]
     return out
 
 
-def task_columns(
-    title: str, accuracies: Sequence[float], parts: Sequence[Mapping[str, float]]
-) -> Drawing:
-    """Each task's accuracy as a dot above its bytes as a stacked column."""
-    count = len(accuracies)
-    low, high = padded([a * 100 for a in accuracies], 0.25)
-    above = Frame(46, 34, WIDTH - 6, 130, (0, count), (max(0.0, low), min(100.0, high + 0.01)))
-    drawing = Drawing(WIDTH, 350, title)
-    marks = ticks(*above.ys, 3)
-    above.draw_y(drawing, marks, number_form(marks), "accuracy at the end, %")
-    for i, value in enumerate(accuracies):
-        note = f"task {i + 1}: {value:.2%}"
-        size = min(5.5, 120 / count)
-        drawing.add(Mark(above.x(i + 0.5), above.y(value * 100), size, "accent", note=note))
-    largest = max([sum(p.values()) for p in parts] or [0.0]) or 1.0
-    below = Frame(46, 178, WIDTH - 6, 306, (0, count), (0, largest * 1.05))
-    unit, name = (1e6, "MB") if largest >= 1e6 else (1e3, "kB") if largest >= 1e3 else (1, "bytes")
-    scaled = Frame(46, 178, WIDTH - 6, 306, (0, count), (0, largest * 1.05 / unit))
-    values = ticks(*scaled.ys, 4)
-    scaled.draw_y(drawing, values, number_form(values), f"size, {name}")
-    for i, part in enumerate(parts):
-        _stack(drawing, below, i, part)
-    step = 1 if count <= 2 * MANY else 5
-    below.draw_x(drawing, [(i + 0.5, str(i + 1)) for i in range(0, count, step)], "task")
+# Scatter
+
+
+FEW = 8  # with more labels than this, each shows its mark again and the picture grows
+HEAD, LOWEST, TALLEST = 28.0, 264.0, 900.0  # where labels may begin and the chart may end
+LINE_HEIGHT = 13.0
+_SWATCH = 11.0  # the room of the mark before a label
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point of a scatter: its bytes, its accuracy as a fraction, and how it is shown."""
+
+    x: float
+    y: float
+    color: str
+    label: str = ""
+    shape: MarkShape = "disc"
+    hollow: bool = False
+    size: float = 5.5
+    note: str = ""
+
+
+def size_scatter(title: str, dots: Sequence[Dot]) -> Drawing:
+    """Accuracy against bytes; logarithmic where sizes differ much.
+
+    The picture is as tall as its labels need to stand apart.
+    """
+    crowd = max(0, sum(bool(d.label) for d in dots) - FEW)
+    swatch = _SWATCH if crowd else 0.0
+    # Marks of a crowd are smaller; hollow ones lie below.
+    dots = [replace(d, size=d.size * (0.8 if crowd else 1)) for d in dots]
+    dots = sorted(dots, key=lambda d: not d.hollow)
+    named = [d for d in dots if d.label]
+    widths = [text_width(d.label) + swatch + 2 for d in named]
+    height = LOWEST + 9.0 * crowd
+    while True:
+        frame = _scatter_frame(dots, height, HEAD + (36.0 if crowd else 12.0))
+        marks = [(frame.x(d.x), frame.y(d.y * 100), d.size) for d in dots]
+        owners = [mark for mark, dot in zip(marks, dots, strict=True) if dot.label]
+        places = place_labels(owners, widths, marks, (frame.left - 5, HEAD, WIDTH, height))
+        pairs = itertools.combinations(places, 2)
+        if height >= TALLEST or not any(overlap(a.box, b.box) for a, b in pairs):
+            break
+        height += 40.0
+    drawing = Drawing(WIDTH, height + 44, title)
+    frame.draw_y(drawing, "mean accuracy, %", above=frame.top - HEAD + 8)
+    values = log_ticks(*frame.xs) if frame.log_x else ticks(*frame.xs, 4)
+    frame.draw_x(drawing, [(v, short_size(v)) for v in values], "bytes, smaller is better")
+    for left, top, right, bottom in (p.box for p in places):
+        # No grid line strikes through a text.
+        size = (right - left, bottom - top - 2)
+        drawing.rect(left, top + 1, *size, "surface", fill_opacity=0.85)
+    for dot, place in zip(named, places, strict=True):
+        if place.start != place.end:
+            drawing.line((place.start, place.end), dot.color)
+    for dot, mark in zip(dots, marks, strict=True):
+        drawing.mark(*mark, dot.color, dot.shape, dot.hollow, dot.note)
+    for dot, place in zip(named, places, strict=True):
+        left, _, _, bottom = place.box
+        if crowd:
+            drawing.mark(left + 4, bottom - 6.5, 3.4, dot.color, dot.shape, dot.hollow)
+        drawing.text(left + swatch, bottom - 3, dot.label, fill="soft" if dot.hollow else "ink")
     return drawing
 
 
-def _stack(drawing: Drawing, frame: Frame, column: int, part: Mapping[str, float]) -> None:
-    share = 0.62 if len(part) and frame.xs[1] <= MANY else 0.8
-    left, right = frame.x(column + 0.5 - share / 2), frame.x(column + 0.5 + share / 2)
-    base = 0.0
-    for name in PARTS:
-        value = part.get(name, 0.0)
-        top, bottom = frame.y(base + value), frame.y(base)
-        if bottom - top > 0.05:
-            note = f"task {column + 1}, {name}: {size_text(value)}"
-            gap = 0.75 if bottom - top > 2.5 else 0.0
-            drawing.add(Rect(left, top, right - left, bottom - top - gap, name, note=note))
-        base += value
+def _scatter_frame(dots: Sequence[Dot], height: float, top: float) -> Frame:
+    """The chart's area with the ranges that hold all dots."""
+    sizes = [d.x for d in dots]
+    log = max(sizes) > 6 * min(sizes)
+    xs = (min(sizes) / 1.5, max(sizes) * 1.9) if log else (0.0, max(sizes) * 1.12 * 1.06)
+    low, high = padded([d.y * 100 for d in dots], 0.16)
+    return Frame(40, top, WIDTH - 8, height, xs, (max(0.0, low), min(100.0, high + 0.01)), log)
 
 
-def ledger_bar(title: str, parts: Mapping[str, float], dense_bytes: float) -> Drawing:
-    """The whole model as one stacked bar, and a line per part with bytes and shares."""
-    shown = [n for n in PARTS if parts.get(n, 0.0) > 0]
-    total = sum(parts[n] for n in shown) or 1.0
-    drawing = Drawing(WIDTH, 92 + 23 * len(shown), title)
-    drawing.add(Text(0, 19, size_text(total), 18, "ink", bold=True))
-    note = f"{total / dense_bytes:.1%} of one dense float32 net, {size_text(dense_bytes)}"
-    drawing.add(Text(WIDTH, 18, note, SMALL, "soft", "end"))
-    left = 0.0
-    for name in shown:
-        width = parts[name] / total * WIDTH
-        label = f"{name}: {size_text(parts[name])}"
-        drawing.add(Rect(left, 32, max(0.5, width - 1.5), 26, name, note=label))
-        left += width
-    for i, name in enumerate(shown):
-        y = 86 + 23 * i
-        drawing.add(Rect(0, y - 10, 12, 12, name, 1.0, 2.0), Text(20, y, name, NORMAL))
-        drawing.add(Text(WIDTH - 132, y, size_text(parts[name]), NORMAL, "ink", "end"))
-        drawing.add(Text(WIDTH - 66, y, f"{parts[name] / total:.1%}", NORMAL, "soft", "end"))
-        share = f"{parts[name] / dense_bytes:.2%}"
-        drawing.add(Text(WIDTH, y, share, NORMAL, "soft", "end"))
-    drawing.add(Text(WIDTH - 132, 70, "bytes", SMALL - 1, "faint", "end"))
-    drawing.add(Text(WIDTH - 66, 70, "share", SMALL - 1, "faint", "end"))
-    drawing.add(Text(WIDTH, 70, "of dense", SMALL - 1, "faint", "end"))
-    return drawing
+# Labels of a scatter. Boxes are left, top, right, bottom; marks are x, y, radius. What is wrong
+# with a place is counted in pixels that a label would rather be farther off.
+_ON_LABEL, _ON_MARK = 4000.0, 900.0
+_LINE_ON_LABEL, _LINE_ON_MARK = 140.0, 60.0
+_BESIDE = ((4.0, 0), (4.0, 8), (2.0, 12), (2.0, 4))  # gap and sixteenths of a turn; best first
+_RINGS = (14.0, 24.0, 36.0, 50.0, 66.0, 84.0, 104.0, 128.0)
+
+
+class Place(NamedTuple):
+    """A place of a label, what is wrong with it, and the line to it from its mark.
+
+    Right beside its mark a label needs no line: it ends where it starts.
+    """
+
+    box: Box
+    start: Point
+    end: Point
+    cost: float
+
+
+def place_labels(
+    owners: Sequence[Mark], widths: Sequence[float], marks: Sequence[Mark], region: Box
+) -> list[Place]:
+    """A place in the region for every label, near its mark and clear of marks and other labels.
+
+    Each label in turn takes the place that is best as the others stand, a few times over. Who goes
+    first matters, so some orders are tried, always the same ones. Where there is no room, labels
+    overlap.
+    """
+    choices = [_choices(o, w, marks, region) for o, w in zip(owners, widths, strict=True)]
+    mixing, order, found = random.Random(0), list(range(len(choices))), []
+    for _ in range(min(24, 9600 // max(1, len(choices)) ** 2) + 1):
+        mixing.shuffle(order)
+        places: dict[int, Place] = {}
+        for i in order * 4:
+            now = places.pop(i, choices[i][0])
+            places[i] = _best((now, *choices[i]), places.values())
+        found.append([places[i] for i in range(len(choices))])
+    return min(found, key=_total)
+
+
+def _total(places: Sequence[Place]) -> float:
+    pairs = itertools.combinations(places, 2)
+    return sum(p.cost for p in places) + sum(_between(a, b) for a, b in pairs)
+
+
+def _best(choices: Sequence[Place], others: Collection[Place]) -> Place:
+    """The best place as the others stand; a bad one is left early, and most are bad."""
+    best, least = choices[0], math.inf
+    for place in choices:
+        cost = place.cost
+        for other in others:
+            if cost >= least:
+                break
+            cost += _between(place, other)
+        if cost < least:
+            best, least = place, cost
+    return best
+
+
+def _between(one: Place, two: Place) -> float:
+    """How much two labels and their lines are in each other's way."""
+    if overlap(one.box, two.box):
+        return _ON_LABEL
+    struck = _meets(one.start, one.end, two.box) + _meets(two.start, two.end, one.box)
+    return _LINE_ON_LABEL * struck
+
+
+def _choices(owner: Mark, w: float, marks: Sequence[Mark], region: Box) -> list[Place]:
+    """The places a label could take: beside its mark, and on rings around it."""
+    (x, y, radius), h, (left, top, right, bottom) = owner, LINE_HEIGHT, region
+    rims = [(u - r + 1.5, v - r + 1.5, u + r - 1.5, v + r - 1.5) for u, v, r in marks]
+    others = [b for b in rims if not (b[0] < x < b[2] and b[1] < y < b[3])]
+    found = []
+    rings = [(gap, turn) for gap in _RINGS for turn in range(16)]
+    for rank, (gap, turn) in enumerate((*_BESIDE, *rings)):
+        # The side or corner of the box that faces the mark is on the ring, unless the region ends.
+        dx, dy = math.cos(turn * math.pi / 8), math.sin(turn * math.pi / 8)
+        u = x + (radius + gap) * dx - w * (1 - dx) / 2
+        v = y + (radius + gap) * dy - h * (1 - dy) / 2
+        u, v = min(max(u, left), max(left, right - w)), min(max(v, top), max(top, bottom - h))
+        box, end = (u, v, u + w, v + h), (min(max(x, u), u + w), min(max(y, v), v + h))
+        length = math.dist(end, (x, y))
+        if rank < len(_BESIDE):
+            end, cost = (x, y), 2.0 * rank + _ON_MARK * (length < radius + 1.5)
+        else:
+            cost = 12 + length + length**2 / 100 + _ON_MARK * (length <= radius + 3)
+        cost += _ON_MARK * sum(overlap(box, b) for b in rims)
+        cost += _LINE_ON_MARK * sum(_meets((x, y), end, b) for b in others)
+        found.append(Place(box, (x, y), end, cost))
+    return sorted(found, key=lambda p: p.cost)
+
+
+def overlap(a: Box, b: Box) -> bool:
+    """Whether two boxes overlap."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _meets(start: Point, end: Point, box: Box) -> bool:
+    """Whether a line passes through a box."""
+    (x, y), (u, v), (left, top, right, bottom) = start, end, box
+    if max(x, u) <= left or min(x, u) >= right or max(y, v) <= top or min(y, v) >= bottom:
+        return False  # as most are, so that this saves the rest
+    first, last = 0.0, 1.0
+    for place, step, low, high in ((x, u - x, left, right), (y, v - y, top, bottom)):
+        if step:
+            near, far = sorted(((low - place) / step, (high - place) / step))
+            first, last = max(first, near), min(last, far)
+    return first < last

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
-from tinysubnets.experiments.results import Group, Run, Spread, grouped
-from tinysubnets.report import theme
-from tinysubnets.report.axes import size_text
+from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
+from tinysubnets.report import figures, theme
+from tinysubnets.report.charts import size_text
 from tinysubnets.report.drawing import Drawing
-from tinysubnets.report.pictures import Figure, accuracy_over_time, comparison, run_figures
-from tinysubnets.report.scatter import Dot
-from tinysubnets.scenarios import SCENARIOS
 from tinysubnets.version import __version__
 
 DETAILED = 8  # at most so many groups get pictures of their own
 
-Tile = dict[str, str]
+Measure = Callable[[Run], float | None]
+
+
+class Column(NamedTuple):
+    """A column of a table: its heading, the CSS classes of its cells, and what stands in them."""
+
+    heading: str
+    kind: str
+    show: Callable[[Any], str]
 
 
 def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
     """The page as text, and all its drawings by the names of their files."""
     groups = grouped(runs)
-    found = [comparison(runs, references(runs))]
-    if len(groups) > 1:
-        found.append(accuracy_over_time(runs))
-    overview = [figure for figure in found if figure is not None]
+    overview = figures.of_all(runs)
     sections = [_section(group) for group in groups[:DETAILED]]
     for number, section in enumerate(sections):
         # Groups that differ in settings alone must not overwrite each other's pictures.
@@ -38,22 +40,22 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
     for section in sections:
         prefix = "" if len(sections) == 1 else f"{section['slug']}-"
         drawings |= {f"{prefix}{f.key}": f.drawing for f in section["figures"]}
+    style = _file("page.css").replace("/*light*/", theme.variables(theme.LIGHT))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = environment.from_string(_file("page.html.j2"))
-    text = template.render(
+    text = environment.from_string(_file("page.html.j2")).render(
         title=", ".join(dict.fromkeys(r.scenario for r in runs)),
         lead=lead(runs, groups),
         tiles=tiles(groups[0]) if len(groups) == 1 else [],
-        table=comparison_table(groups) if len(runs) > 1 else [],
+        groups=groups if len(runs) > 1 else [],
+        group_columns=GROUP_COLUMNS,
+        task_columns=TASK_COLUMNS,
         overview=overview,
         sections=sections,
         omitted=max(0, len(groups) - DETAILED),
         version=__version__,
-        style=_file("page.css")
-        .replace("/*light*/", theme.variables(theme.LIGHT))
-        .replace("/*dark*/", theme.variables(theme.DARK)),
+        style=style.replace("/*dark*/", theme.variables(theme.DARK)),
     )
     return text, drawings
 
@@ -73,162 +75,115 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
         return f"{kinds} compared in {len(runs)} runs, {tasks} each, {settings}."
     accuracy = groups[0].spread(lambda r: r.metric("average_accuracy"))
     shown = f"{accuracy.mean * 100:.1f} % mean accuracy" if accuracy else "no accuracy"
-    forgetting = groups[0].spread(lambda r: r.metric("forgetting"))
-    kept = (
-        "nothing forgotten"
-        if forgetting is None or forgetting.mean == 0
-        else f"{forgetting.mean * 100:.1f} points forgotten"
-    )
+    lost = groups[0].spread(lambda r: r.metric("forgetting"))
+    kept = f"{lost.mean * 100:.1f} points" if lost and lost.mean else "nothing"
     size = groups[0].spread(lambda r: r.size_bytes)
     weighs = f", {size_text(size.mean)} in all" if size else ""
-    return f"{tasks} in one network by {first.method}: {shown}, {kept}{weighs}."
+    return f"{tasks} in one network by {first.method}: {shown}, {kept} forgotten{weighs}."
 
 
-def tiles(group: Group) -> list[Tile]:
+def tiles(group: Group) -> list[dict[str, str]]:
     """The few numbers that stand at the top."""
-    run = group.runs[0]
-    banks = len({t["bank"] for t in run.tasks if t.get("bank") is not None})
-    candidates = [
-        _tile(
-            group.spread(lambda r: r.metric("average_accuracy")), "mean accuracy (ACC)", 100, "%"
-        ),
-        _tile(
-            group.spread(lambda r: r.metric("backward_transfer")), "backward transfer", 100, "pts"
-        ),
-        _tile(group.spread(lambda r: r.capacity("file")), "file, of dense float32", 100, "%"),
-        _tile(group.spread(lambda r: r.capacity("paper")), "paper's capacity", 100, "%"),
-    ]
-    out = [t for t in candidates if t]
+    out = []
+    for label, unit, digits, measure in (
+        ("mean accuracy (ACC)", "%", 1, lambda r: r.metric("average_accuracy")),
+        ("backward transfer", "pts", 2, lambda r: r.metric("backward_transfer")),
+        ("file, of dense float32", "%", 1, lambda r: r.capacity("file")),
+        ("paper's capacity", "%", 1, lambda r: r.capacity("paper")),
+    ):
+        spread = group.spread(measure)
+        if spread:
+            deviation = f"± {spread.std * 100:.{digits}f}, {spread.count} runs"
+            detail = deviation if spread.count > 1 else ""
+            out.append(_tile(label, f"{spread.mean * 100:.{digits}f}", unit, detail))
     size = group.spread(lambda r: r.size_bytes)
     if size:
-        number, unit = size_text(size.mean).split(" ")
-        out.append({"value": number, "unit": unit, "label": "size", "detail": ""})
+        out.append(_tile("size", *size_text(size.mean).split(" ")))
+    tasks = group.runs[0].tasks
+    banks = len({t["bank"] for t in tasks if t.get("bank") is not None})
     many = f"{banks} bank{'s' if banks != 1 else ''}" if banks else ""
-    out.append({"value": str(len(run.tasks)), "unit": "", "label": "tasks", "detail": many})
-    return out
+    return [*out, _tile("tasks", str(len(tasks)), "", many)]
 
 
-def _tile(spread: Spread | None, label: str, factor: float, unit: str) -> Tile | None:
-    if spread is None:
-        return None
-    value = spread.mean * factor
-    digits = 1 if unit == "%" else 2
-    detail = f"± {spread.std * factor:.{digits}f}, {spread.count} runs" if spread.count > 1 else ""
-    return {"value": f"{value:.{digits}f}", "unit": unit, "label": label, "detail": detail}
+def _tile(label: str, value: str, unit: str = "", detail: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "unit": unit, "detail": detail}
 
 
-def comparison_table(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """One line per group: mean ± deviation over its seeds."""
+def _mean(measure: Measure, digits: int, factor: float = 1.0) -> Callable[[Group], str]:
+    """What shows a group's mean ± deviation over its seeds."""
 
-    def show(spread: Spread | None, digits: int, factor: float = 1.0) -> str:
-        if spread is None:
-            return "–"
-        return spread.show(digits, factor).rpartition(" (")[0]
+    def show(group: Group) -> str:
+        spread: Spread | None = group.spread(measure)
+        return "–" if spread is None else spread.show(digits, factor).rpartition(" (")[0]
 
-    rows = []
-    for group in groups:
-        size = group.spread(lambda r: r.size_bytes)
-        rows.append(
-            {
-                "method": group.method,
-                "recipe": group.label,
-                "setting": group.runs[0].scenario_type,
-                "runs": str(len(group.runs)),
-                "accuracy": show(group.spread(lambda r: r.metric("average_accuracy")), 2, 100),
-                "backward": show(group.spread(lambda r: r.metric("backward_transfer")), 2, 100),
-                "file": show(group.spread(lambda r: r.capacity("file")), 1, 100),
-                "size": size_text(size.mean) if size else "–",
-                "seconds": show(group.spread(_seconds), 0),
-            }
-        )
-    return rows
+    return show
 
 
-def _seconds(run: Run) -> float | None:
-    value = run.result.get("seconds")
-    return None if value is None else float(value)
+def _size(group: Group) -> str:
+    size = group.spread(lambda r: r.size_bytes)
+    return size_text(size.mean) if size else "–"
+
+
+GROUP_COLUMNS = (  # what matters stands first: a phone shows the first columns only
+    Column("method", "name", lambda g: g.method),
+    Column("accuracy, %", "n strong", _mean(lambda r: r.metric("average_accuracy"), 2, 100)),
+    Column("size", "n", _size),
+    Column("file, % of dense", "n", _mean(lambda r: r.capacity("file"), 1, 100)),
+    Column(
+        "backward transfer, points", "n", _mean(lambda r: r.metric("backward_transfer"), 2, 100)
+    ),
+    Column("seconds", "n", _mean(lambda r: r.result.get("seconds"), 0)),
+    Column("runs", "n", lambda g: str(len(g.runs))),
+    Column("setting", "", lambda g: g.runs[0].scenario_type),
+    Column("recipe", "long", lambda g: g.label),
+)
+
+
+def _field(key: str, form: str = "{}", factor: float = 1) -> Callable[[Mapping[str, Any]], str]:
+    """What shows something recorded of a task."""
+    return lambda task: "–" if task.get(key) is None else form.format(task[key] * factor)
+
+
+def _percent(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return _field(key, "{:.1f} %", 100)
+
+
+def _accuracy(task: Mapping[str, Any]) -> str:
+    return _percent("final_accuracy" if "final_accuracy" in task else "accuracy")(task)
+
+
+def _owned(task: Mapping[str, Any]) -> str:
+    return " → ".join(_percent(f"owned_{when}_pruning")(task) for when in ("before", "after"))
+
+
+TASK_COLUMNS = (
+    Column("#", "n", _field("number")),
+    Column("task", "name", _field("name")),
+    Column("accuracy", "n strong", _accuracy),
+    Column("bank", "n", _field("bank")),
+    Column("bits", "n", _field("bits")),
+    Column("density", "n", _percent("density")),
+    Column("owned, before → after pruning", "n", _owned),
+    Column("training, s", "n", _field("training_seconds", "{:.1f}")),
+    Column("pruning, s", "n", _field("pruning_seconds", "{:.1f}")),
+    Column("bank decision", "reason", lambda task: task.get("reason") or ""),
+)
 
 
 def _section(group: Group) -> dict[str, Any]:
     """One group's part of the page, shown by its run with the lowest seed."""
     run = group.runs[0]
-    figures: list[Figure] = run_figures(run)
     recipe = group.recipe.replace("/", "-").removesuffix(".toml")
     setting = run.scenario_type.removesuffix("-IL")
     # The task is known unless a method is named with another setting, as `tsn compare` does.
     method = group.method if setting == "task" else f"{group.method}:{setting}"
+    environment = run.result.get("environment") or {}
     return {
         "heading": method,
         "slug": f"{group.scenario}-{method.replace(':', '-')}-{recipe}",
         "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.scenario_type}",
-        "figures": figures,
-        "tasks": [_task_row(i, t) for i, t in enumerate(run.tasks, 1)],
-        "notes": [str(n) for n in run.result.get("notes") or []],
-        "settings": list(flat(run.settings)),
-        "environment": list(flat(run.result.get("environment") or {})),
+        "notes": run.result.get("notes") or [],
+        "figures": figures.of_run(run),
+        "tasks": [task | {"number": i} for i, task in enumerate(run.tasks, 1)],
+        "details": {"Settings": flat(run.settings), "Environment": flat(environment)},
     }
-
-
-def _task_row(number: int, task: Mapping[str, Any]) -> dict[str, str]:
-    def share(key: str) -> str:
-        return "–" if task.get(key) is None else f"{task[key] * 100:.1f} %"
-
-    def seconds(key: str) -> str:
-        return "–" if task.get(key) is None else f"{task[key]:.1f}"
-
-    return {
-        "number": str(number),
-        "name": str(task["name"]),
-        "accuracy": share("final_accuracy") if "final_accuracy" in task else share("accuracy"),
-        "bank": "–" if task.get("bank") is None else str(task["bank"]),
-        "bits": "–" if task.get("bits") is None else str(task["bits"]),
-        "density": share("density"),
-        "owned": f"{share('owned_before_pruning')} → {share('owned_after_pruning')}",
-        "training": seconds("training_seconds"),
-        "pruning": seconds("pruning_seconds"),
-        "reason": str(task.get("reason") or ""),
-    }
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as dotted names and texts."""
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{name}.")
-        else:
-            yield name, "none" if value is None else str(value)
-
-
-def _is_whole(run: Run) -> bool:
-    """Whether a run has the scenario's own data and tasks: fewer tasks take fewer bytes."""
-    known = SCENARIOS.get(run.scenario)
-    if known is None or not known.datasets:
-        return False
-    data = run.setting_of("data") or {}
-    used = tuple(data.get("datasets") or [data.get("dataset")])
-    tasks, classes = map(int, known.tasks.split(" x "))
-    return used == known.datasets and [len(t["classes"]) for t in run.tasks] == [classes] * tasks
-
-
-def references(runs: Sequence[Run]) -> list[Dot]:
-    """The paper's own points for the scenario, where all runs are of all tasks of one it has."""
-    from tinysubnets.paper.numbers import ACCURACY, CAPACITY
-
-    if not all(_is_whole(r) for r in runs):
-        return []
-    names = {r.scenario for r in runs}
-    weights = {(r.result.get("ledger") or {}).get("num_weights") for r in runs}
-    scenario = next(iter(names))
-    if len(names) != 1 or len(weights) != 1 or None in weights:
-        return []
-    dense = 4.0 * float(next(iter(weights)))  # type: ignore[arg-type]
-    dots = []
-    for method, label in (("wsn", "WSN"), ("tsn-wr", "TSN-wr"), ("tsn", "TSN")):
-        accuracy, capacity = ACCURACY[method].get(scenario), CAPACITY[method].get(scenario)
-        if accuracy is None or capacity is None:
-            continue
-        note = f"{label} in the paper: {accuracy} % at {capacity} %"
-        place = (capacity / 100 * dense, accuracy / 100)
-        dots.append(Dot(*place, "faint", f"{label}, paper", "disc", True, 5.0, note))
-    return dots

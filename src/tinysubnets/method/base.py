@@ -1,0 +1,225 @@
+"""What every method is to the rest of the package: a learner, its trainers and its reports.
+
+learner.learn(task)                       # or, in visible steps:
+
+trainer = learner.begin(task)
+while not trainer.finished:
+    print(trainer.epoch())
+trainer.finish()
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.model.size import Ledger
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import Task
+from tinysubnets.training.loop import EpochReport
+from tinysubnets.training.settings import TrainingSettings
+
+ScenarioType = Literal["task-IL", "class-IL", "domain-IL"]
+State = tuple[dict[str, Tensor], dict[str, Any]]  # tensors by name, and plain data for JSON
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What learning one task came to.
+
+    - `name`: the task's.
+    - `valid_accuracy`: on its validation data, of the network as it is kept, as a fraction of 1.
+    - `best_epoch`: the epoch that was kept, counted from 1.
+    - `training_seconds`: all epochs together, validation included.
+    """
+
+    name: str
+    valid_accuracy: float
+    best_epoch: int
+    training_seconds: float
+
+
+class TaskTrainer(Protocol):
+    """One task being learned: epochs one at a time, then `finish()`, which keeps it."""
+
+    @property
+    def task(self) -> Task:
+        """What is being learned."""
+        ...
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs have been trained."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done, so that `finish()` is next."""
+        ...
+
+    def epoch(self) -> EpochReport:
+        """Train one epoch and validate."""
+        ...
+
+    def finish(self) -> TaskReport:
+        """Take the best epoch by validation and keep it: the task is learned."""
+        ...
+
+    def state(self) -> State:
+        """Everything needed to go on with this trainer later, taken between two epochs."""
+        ...
+
+    def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a state of a trainer of the same task and the same learner."""
+        ...
+
+
+class Learner(Protocol):
+    """A method at work: it learns tasks one after the other, and answers for all of them.
+
+    - `name`: the method's, as in recipes and `tsn list`.
+    - `scenario_types`: what its paper defines; `scenario_type` is the one this learner does. With
+      "task-IL" it is told the task of an input; with "class-IL" (classes of all tasks) and
+      "domain-IL" (the same classes in every task) it is not.
+    - `settings`: the method's own, a frozen dataclass with at least a `seed`.
+    - `reports`: what learning each task came to, by the task's name.
+    """
+
+    name: ClassVar[str]
+    scenario_types: ClassVar[tuple[ScenarioType, ...]]
+    settings: Any
+    reports: dict[str, Any]
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network as code."""
+        ...
+
+    @property
+    def training(self) -> TrainingSettings:
+        """How every task is trained."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where tasks are trained."""
+        ...
+
+    @property
+    def store(self) -> SubnetStore | None:
+        """The learned subnets; None where a method has none."""
+        ...
+
+    @property
+    def scenario_type(self) -> ScenarioType:
+        """Whether the task of an input is known when predicting."""
+        ...
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the learned tasks, in the order of learning."""
+        ...
+
+    def begin(self, task: Task) -> TaskTrainer:
+        """Check a task and set up its training; nothing is learned yet."""
+        ...
+
+    def learn(self, task: Task) -> TaskReport:
+        """Learn a task to its end."""
+        ...
+
+    def logits(self, task: str | None, inputs: Any) -> Tensor:
+        """The logits of a task for raw inputs; None, where the scenario type allows it: of all."""
+        ...
+
+    def predict(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The user's own labels for raw inputs of a task, or of an unknown one."""
+        ...
+
+    def columns(self, task: str) -> tuple[int, int]:
+        """A task's logits among those of `logits(None, …)`: the first, and one behind the last."""
+        ...
+
+    def revisit_(self, task: Task) -> None:
+        """Give a learned task's data again after `restore_`: joint training keeps all data."""
+        ...
+
+    def state(self) -> State:
+        """Everything learned so far: tensors by name, and plain data."""
+        ...
+
+    def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a state of the same method on the same architecture."""
+        ...
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model into a folder, atomically; gives the path of its file."""
+        ...
+
+    @classmethod
+    def resume(
+        cls,
+        folder: str | os.PathLike[str],
+        net: nn.Module | Architecture | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        overrides: Iterable[str] = (),
+    ) -> Self:
+        """The learner of a model that this method saved, which goes on as the live one would have.
+
+        - `net`: your own network again; networks of the package are rebuilt by name.
+        - `overrides`: `key=value` assignments to its settings, such as "training.epochs=5".
+        """
+        ...
+
+    def ledger(self) -> Ledger:
+        """What the model weighs, in bits, line by line and task by task."""
+        ...
+
+    def capacity(self) -> Mapping[str, float]:
+        """Sizes that the method's own paper defines, by name, over 32 bits per shared weight."""
+        ...
+
+
+def learn(learner: Learner, task: Task) -> TaskReport:
+    """Train all epochs of a task and keep it."""
+    trainer = learner.begin(task)
+    while not trainer.finished:
+        trainer.epoch()
+    return trainer.finish()
+
+
+def check_task(task: Task, learned: Iterable[str]) -> None:
+    """Refuse what is no task, or a task of a name that has been learned."""
+    if not isinstance(task, Task):
+        raise TaskError(f"a Task is needed, not {type(task).__name__}; see Task.from_arrays.")
+    check_name(task.name, learned)
+
+
+def check_name(name: str, learned: Iterable[str]) -> None:
+    """Refuse the name of a task that has been learned."""
+    if name in learned:
+        raise TaskError(
+            f"a task named {name!r} has been learned already; "
+            "learned tasks never change, so choose another name."
+        )
+
+
+def check_scenario_type(
+    method: str, scenario_type: ScenarioType, defined: tuple[ScenarioType, ...]
+) -> None:
+    """Refuse a scenario type that the method's own paper does not define."""
+    if scenario_type not in defined:
+        raise SettingError(
+            f"scenario_type = {scenario_type!r} is not defined for {method}; its paper defines "
+            f"{', '.join(repr(d) for d in defined)}."
+        )

@@ -1,0 +1,506 @@
+"""The pictures of the report, one function each: heading, drawing, and how to read it.
+
+A new picture is a function here and its name in `of_run`, `of_model` or `of_all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tinysubnets.experiments.results import Group, Run, grouped
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import CodebookTensor
+from tinysubnets.report.charts import (
+    WIDTH,
+    Curve,
+    Dot,
+    Frame,
+    curves,
+    heat_map,
+    padded,
+    size_scatter,
+    size_text,
+    task_numbers,
+    ticks,
+)
+from tinysubnets.report.drawing import NORMAL, SMALL, Drawing, text_width
+from tinysubnets.report.theme import NUM_SERIES, PARTS, series, task_color
+from tinysubnets.scenarios import SCENARIOS
+
+T = TypeVar("T")
+CHUNK = 1 << 19  # so many weights at a time take part in the overlap of masks
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with its heading and caption; `key` names its file."""
+
+    key: str
+    heading: str
+    drawing: Drawing
+    caption: str
+
+
+def of_run(run: Run) -> list[Figure]:
+    """All pictures of one run; those of what was not recorded are left out."""
+    makers = (accuracy_matrix, per_task, ledger, learning_curves, divergence)
+    figures = [figure for figure in (make(run) for make in makers) if figure is not None]
+    store = run.store()
+    return figures + (of_model(store) if store is not None and store.tasks else [])
+
+
+def of_model(store: SubnetStore) -> list[Figure]:
+    """The pictures that need the saved model."""
+    return [make(store) for make in (ownership, task_masks, mask_overlap, codebooks)]
+
+
+def of_all(runs: Sequence[Run]) -> list[Figure]:
+    """The pictures that compare runs."""
+    figures = (make(runs) for make in (accuracy_against_bytes, accuracy_over_time))
+    return [figure for figure in figures if figure is not None]
+
+
+# Of one run
+
+
+def accuracy_matrix(run: Run) -> Figure:
+    """The accuracy on every task after every task."""
+    sides = ("after task", "accuracy on task")
+    drawing = heat_map(
+        "accuracy matrix", run.matrix, sides, lambda v: f"{v * 100:.{int(0 < v < 1)}f} %"
+    )
+    names = run.result.get("measured_on") or ["test"]
+    measured = " and ".join({"valid": "validation"}.get(n, n) for n in names)
+    lost = run.metric("forgetting")
+    forgotten = (
+        f"Columns that fade downwards were forgotten, by {lost * 100:.1f} % on average."
+        if lost
+        else "No column changes below the diagonal: nothing was forgotten."
+    )
+    return Figure(
+        "accuracy-matrix",
+        "Accuracy after every task",
+        drawing,
+        f"Accuracy in % on each task's {measured} data, measured again after every task. "
+        f"{forgotten} Above the diagonal: a task's own network on tasks it has not seen.",
+    )
+
+
+def per_task(run: Run) -> Figure | None:
+    """Each task's accuracy as a dot above the bytes it added as a stacked column."""
+    accuracies = [a * 100 for a in run.matrix[-1] if a is not None]
+    if len(accuracies) < len(run.matrix[-1]):
+        return None
+    entries = (run.result.get("ledger") or {}).get("tasks") or {}
+    parts = [_bytes(entries.get(task["name"], {})) for task in run.tasks]
+    count, largest = len(accuracies), max(sum(p.values()) for p in parts) or 1.0
+    unit, name = (1e6, "MB") if largest >= 1e6 else (1e3, "kB") if largest >= 1e3 else (1, "bytes")
+    low, high = padded(accuracies, 0.25)
+    # Two charts, one above the other, over the same columns.
+    above = Frame(46, 34, WIDTH - 6, 130, (0, count), (max(0.0, low), min(100.0, high + 0.01)))
+    below = Frame(46, 178, WIDTH - 6, 306, (0, count), (0, largest * 1.05 / unit))
+    drawing = Drawing(WIDTH, 350, "accuracy and bytes per task")
+    above.draw_y(drawing, "accuracy at the end, %", 3)
+    for i, value in enumerate(accuracies):
+        note = f"task {i + 1}: {value:.2f}%"
+        drawing.mark(above.x(i + 0.5), above.y(value), min(5.5, 120 / count), "accent", note=note)
+    below.draw_y(drawing, f"size, {name}", 4)
+    half = 0.31 if count <= 12 else 0.4  # of a column's width, from 0 to 1
+    for i, part in enumerate(parts):
+        left, right, base = below.x(i + 0.5 - half), below.x(i + 0.5 + half), 0.0
+        for kind, size in part.items():
+            top, bottom = below.y((base + size) / unit), below.y(base / unit)
+            if bottom - top > 0.05:
+                gap = 0.75 if bottom - top > 2.5 else 0.0
+                note = f"task {i + 1}, {kind}: {size_text(size)}"
+                drawing.rect(left, top, right - left, bottom - top - gap, kind, note=note)
+            base += size
+    below.draw_x(drawing, [(i + 0.5, str(i + 1)) for i in task_numbers(count)], "task")
+    return Figure(
+        "per-task",
+        "Accuracy and bytes per task",
+        drawing,
+        "Above: accuracy at the end of the run. Below: the bytes each task added, in the "
+        "colors of the ledger. Later tasks reuse what earlier ones own.",
+    )
+
+
+def _bytes(entry: Mapping[str, float]) -> dict[str, float]:
+    """A line of the ledger, given in bits, as bytes."""
+    return {name: float(entry.get(name) or 0.0) / 8 for name in PARTS}
+
+
+def ledger(run: Run) -> Figure | None:
+    """The whole model as one stacked bar, and a line per part with bytes and shares."""
+    book = run.result.get("ledger") or {}
+    parts = {name: size for name, size in _bytes(book.get("total") or {}).items() if size}
+    if not parts or not book.get("num_weights"):
+        return None
+    dense, total, left = 4.0 * book["num_weights"], sum(parts.values()), 0.0
+    drawing = Drawing(WIDTH, 92 + 23 * len(parts), "the ledger")
+    drawing.text(0, 19, size_text(total), 18, "ink", font_weight=600)
+    note = f"{total / dense:.1%} of one dense float32 net, {size_text(dense)}"
+    drawing.text(WIDTH, 18, note, text_anchor="end")
+    for back, heading in ((132, "bytes"), (66, "share"), (0, "of dense")):
+        drawing.text(WIDTH - back, 70, heading, SMALL - 1, "faint", text_anchor="end")
+    for i, (name, size) in enumerate(parts.items()):
+        width, y = size / total * WIDTH, 86 + 23 * i
+        drawing.rect(left, 32, max(0.5, width - 1.5), 26, name, note=f"{name}: {size_text(size)}")
+        left += width
+        drawing.rect(0, y - 10, 12, 12, name, rx=2)
+        drawing.text(20, y, name.replace("_", " "), NORMAL, "ink")
+        drawing.text(WIDTH - 132, y, size_text(size), NORMAL, "ink", text_anchor="end")
+        drawing.text(WIDTH - 66, y, f"{size / total:.1%}", NORMAL, text_anchor="end")
+        drawing.text(WIDTH, y, f"{size / dense:.2%}", NORMAL, text_anchor="end")
+    masks = "as coded in the file" if book.get("masks_from") == "coded" else "by their entropy"
+    file = book.get("file_bytes")
+    saved = "" if file is None else f" The file on disk takes {size_text(file)}."
+    caption = f"What the model's bytes are for; masks counted {masks}.{saved}"
+    return Figure("ledger", "Where the bytes go", drawing, caption)
+
+
+def learning_curves(run: Run) -> Figure | None:
+    """Validation accuracy over all epochs, task after task."""
+    epochs, count, most_points = run.epochs(), len(run.tasks), 600
+    found: list[Curve] = []
+    spans: list[float] = []
+    start = 0.0
+    for index, task in enumerate(run.tasks):
+        mine = [e for e in epochs if e["task"] == task["name"]]
+        if not mine:
+            continue
+        points = [(start + e["epoch"], e["valid_accuracy"] * 100) for e in mine]
+        step = max(1, -(-len(points) * count // most_points))
+        note = f"task {index + 1} ({task['name']}): best {max(p[1] for p in points):.2f} %"
+        found.append(Curve(task_color(index, count), [*points[:-1:step], points[-1]], note))
+        start += mine[-1]["epoch"]
+        spans.append(start + 0.5)
+    if not found:
+        return None
+    labels = ("epochs of all tasks, one after the other", "validation accuracy, %")
+    return Figure(
+        "learning-curves",
+        "Learning curves",
+        curves("learning curves", found, labels, spans[:-1]),
+        "Validation accuracy while learning, one line per task, first to last from blue to amber.",
+    )
+
+
+def divergence(run: Run) -> Figure | None:
+    """How far each task was from the earlier ones."""
+    table = run.result.get("divergence") or {}
+    cells, threshold = table.get("matrix") or [], table.get("threshold")
+    values = [v for row in cells for v in row if v is not None]
+    if not values:
+        return None
+    drawing = heat_map(
+        "divergence between tasks",
+        cells,
+        ("task", "earlier task"),
+        lambda v: f"{v:.1f}" if v < 100 else f"{v:.0f}",
+        max([*values, threshold or 0.0]),
+        [f"bank {task['bank']}" for task in run.tasks],
+    )
+    limit = f" A task at {threshold:g} or more from all others asks for a new bank."
+    return Figure(
+        "divergence",
+        "How far tasks are apart",
+        drawing,
+        f"1 means: as alike as two halves of one task.{'' if threshold is None else limit} To the "
+        "right, the bank that each task went to; the reasons are in the table below.",
+    )
+
+
+# Of a saved model
+
+
+def owners(store: SubnetStore, bank: int) -> Tensor:
+    """For every weight of a bank the number of its owner, counted from 1; 0 where it is free."""
+    owner = torch.zeros(store.layout.num_blocks, dtype=torch.int64)
+    for number, subnet in enumerate(store.subnets.values(), 1):
+        if subnet.bank == bank:
+            owner = torch.where((owner == 0) & subnet.mask, number, owner)
+    return store.layout.expand(owner)
+
+
+def ownership(store: SubnetStore) -> Figure:
+    """Which task owns which weight: the middle of a few layers of every bank."""
+    banks = range(min(3, len(store.banks)))
+    names = _spread([s.name for s in store.architecture.shared], 3 if len(banks) == 1 else 2)
+    rows = 64 if len(banks) * len(names) <= 2 else 32  # fewer of each where there are many
+    drawing, top = Drawing(WIDTH, 0, "which task owns which weight"), 26.0
+    _task_legend(drawing, len(store.tasks), "owner: task")
+    for bank in banks:
+        parts = store.architecture.split(owners(store, bank))
+        for name in names:
+            whole = _as_matrix(parts[name])
+            shown = _middle(whole, rows, 110)
+            free = float((whole == 0).double().mean())
+            place = f"bank {bank}, {name}" if len(store.banks) > 1 else name
+            size = " of ".join(f"{m.shape[0]} × {m.shape[1]}" for m in (shown, whole))
+            drawing.text(0, top + 16, place, NORMAL, "ink", font_weight=600)
+            drawing.text(WIDTH, top + 16, f"{size}, {free:.0%} free", text_anchor="end")
+            side = WIDTH / max(60, shown.shape[1])
+            top += 44 + _weights(drawing, (0, top + 24), side, shown, len(store.tasks))
+    drawing.height = top
+    shares = store.settings.get("tsn", {}).get("sharing", "values")
+    kind = "value-based sharing" if shares == "values" else "disjoint values"
+    return Figure(
+        "ownership",
+        "Which task owns which weight",
+        drawing,
+        f"Weight matrices, inputs down and outputs across, with {kind}: every weight in the "
+        "color of the first task that used it; gray weights are still free.",
+    )
+
+
+def task_masks(store: SubnetStore) -> Figure:
+    """What each task uses in one layer, every weight in the color of its owner."""
+    reach, count = 42, len(store.tasks)  # weights from side to side, where the layer has so many
+    shared = {s.name: _as_matrix(torch.empty(s.shape)).shape for s in store.architecture.shared}
+    name = max(shared, key=lambda n: min(*shared[n], reach))
+    chosen = _spread(range(count), 10)
+    across = 5 if len(chosen) > 6 else 3
+    room = (WIDTH - 12 * (across - 1)) / across
+    height = 26 + -(-len(chosen) // across) * (room + 42)
+    drawing = Drawing(WIDTH, height, "what each task uses")
+    _task_legend(drawing, count, f"{name}, owner: task")
+    owned = [store.architecture.split(owners(store, b))[name] for b in range(len(store.banks))]
+    for place, index in enumerate(chosen):
+        subnet = store.subnet(store.tasks[index])
+        kept = store.architecture.split(store.layout.expand(subnet.mask))[name]
+        used = torch.where(kept, owned[subnet.bank], 0)
+        reused = float(((used != index + 1) & kept).sum()) / max(1, int(kept.sum()))
+        shown = _middle(_as_matrix(used), reach, reach)
+        x, y = (place % across) * (room + 12), 26 + (place // across) * (room + 42)
+        end = y + _weights(drawing, (x, y), room / max(shown.shape), shown, count)
+        drawing.text(x, end + 15, f"task {index + 1}", fill="ink", font_weight=600)
+        drawing.text(x, end + 29, f"{reused:.0%} reused")
+    return Figure(
+        "task-masks",
+        "What each task uses",
+        drawing,
+        "The same part of one layer for each task: its weights in the colors of their owners, "
+        "so earlier colors show what was reused.",
+    )
+
+
+def _spread(items: Sequence[T], count: int) -> list[T]:
+    """The first, the last and some between, at most `count` (two or more)."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def _as_matrix(weights: Tensor) -> Tensor:
+    """A layer's weights as inputs × outputs, as the paper draws them."""
+    return weights.reshape(weights.shape[0], -1).t()
+
+
+def _middle(matrix: Tensor, rows: int, columns: int) -> Tensor:
+    """The middle of a matrix; edges of images hold little."""
+    top = max(0, (matrix.shape[0] - rows) // 2)
+    left = max(0, (matrix.shape[1] - columns) // 2)
+    return matrix[top : top + rows, left : left + columns]
+
+
+def _weights(
+    drawing: Drawing, place: tuple[float, float], side: float, shown: Tensor, num_tasks: int
+) -> float:
+    """Weights as squares in the colors of their owners on the gray of free ones; the height."""
+    height = shown.shape[0] * side
+    drawing.rect(*place, shown.shape[1] * side, height, "grid", fill_opacity=0.45)
+    palette = [task_color(i, num_tasks) for i in range(num_tasks)]
+    drawing.cells(*place, side, shown.numpy(), palette)
+    return height
+
+
+def _task_legend(drawing: Drawing, num_tasks: int, words: str) -> None:
+    """The colors of the tasks in order, with the first and the last number."""
+    drawing.text(0, 12, words)
+    left = text_width(words) + 8
+    width = min(18.0, (WIDTH - left - text_width(f"1 to {num_tasks}") - 6) / num_tasks)
+    for i in range(num_tasks):
+        color = task_color(i, num_tasks)
+        drawing.rect(left, 2, max(0.5, width - 1), 12, color, note=f"task {i + 1}")
+        left += width
+    drawing.text(left + 6, 12, f"1 to {num_tasks}")
+
+
+def mask_overlap(store: SubnetStore) -> Figure:
+    """The share of each task's weights that each other task of its bank uses too."""
+    subnets = list(store.subnets.values())
+    common = torch.zeros(len(subnets), len(subnets))
+    # In chunks: all masks at once as floats would take many times the model's memory.
+    chunks = [t.split(CHUNK) for t in (store.layout.block_sizes, *(s.mask for s in subnets))]
+    for sizes, *parts in zip(*chunks, strict=True):
+        masks = torch.stack(parts).float()
+        common += (masks * sizes) @ masks.t()
+    cells = [
+        [
+            float(common[i, j] / common[i, i]) if a.bank == b.bank else None
+            for j, b in enumerate(subnets)
+        ]
+        for i, a in enumerate(subnets)
+    ]
+    sides = ("of task", "also used by task")
+    return Figure(
+        "mask-overlap",
+        "Mask overlap",
+        heat_map("mask overlap between tasks", cells, sides, lambda v: f"{v * 100:.0f} %"),
+        "The share of a task's weights that another task of the same bank uses as well. "
+        "Tasks of different banks share no values.",
+    )
+
+
+def codebooks(store: SubnetStore) -> Figure:
+    """Histograms of the first task's weights in a few layers, with their centroids."""
+    first = next(iter(store.subnets.values()))
+    names = [s.name for s in store.architecture.shared]
+    # One codebook per task is kept as one part for all layers.
+    titles = names if len(first.own) == len(names) else ["all layers"]
+    own = [(n, c) for n, c in zip(titles, first.own, strict=True) if len(c)]
+    drawing = Drawing(WIDTH, 4, "weights and their codebook")
+    for name, coded in _spread(own, 3):
+        _histogram(drawing, drawing.height - 4, name, coded)
+        drawing.height += 124
+    return Figure(
+        "codebooks",
+        "Weights and their codebook",
+        drawing,
+        "The first task's weights: areas show how many share a centroid; ticks are the centroids.",
+    )
+
+
+def _histogram(drawing: Drawing, top: float, name: str, coded: CodebookTensor) -> None:
+    edges, heights, centroids = _bars(coded)
+    reach = max(abs(edges[0]), abs(edges[-1])) or 1.0
+    frame = Frame(0, top + 28, WIDTH, top + 92, (-reach, reach), (0, max(heights) * 1.02))
+    kind = "values as they are" if coded.codes is None else f"{len(centroids)} centroids"
+    drawing.text(0, top + 15, name, NORMAL, "ink", font_weight=600)
+    drawing.text(WIDTH, top + 15, f"{len(coded):,} weights, {kind}", text_anchor="end")
+    for low, high, height in zip(edges, edges[1:], heights, strict=False):
+        x, y, width = frame.x(low), frame.y(height), frame.x(high) - frame.x(low) - 0.8
+        drawing.rect(x, y, max(0.4, width), frame.bottom - y, "codes", fill_opacity=0.55)
+    drawing.line(((0, frame.bottom), (WIDTH, frame.bottom)), "faint")
+    for value in centroids:
+        tick = [(frame.x(value), frame.bottom + below) for below in (0, 6)]
+        drawing.line(tick, "warm", 1.6, note=f"centroid {value:.4f}")
+    for value in ticks(-0.95 * reach, 0.95 * reach, 4):  # a label at the very edge is cut off
+        drawing.text(frame.x(value), top + 113, f"{value:g}", SMALL - 1, text_anchor="middle")
+
+
+def _bars(coded: CodebookTensor) -> tuple[list[float], list[float], list[float]]:
+    """Edges and heights of the bars, and the centroids; a bar ends midway to the next centroid."""
+    values = coded.values.double()
+    if coded.codes is None or len(values) < 2:
+        reach = float(values.abs().max()) or 1.0
+        counts = torch.histc(values, 41, -reach, reach)
+        return torch.linspace(-reach, reach, 42).tolist(), counts.tolist(), []
+    centroids, order = values.sort()
+    counts = torch.bincount(coded.codes.long(), minlength=len(values))[order]
+    between = (centroids[1:] + centroids[:-1]) / 2
+    ends = 2 * centroids[[0, -1]] - between[[0, -1]]
+    edges = torch.cat([ends[:1], between, ends[1:]])
+    widths = (edges[1:] - edges[:-1]).clamp(min=1e-9)
+    return edges.tolist(), (counts / widths).tolist(), centroids.tolist()
+
+
+# Of several runs
+
+
+def accuracy_against_bytes(runs: Sequence[Run]) -> Figure | None:
+    """A small dot per run, a large one per group's mean, a hollow one per number of the paper."""
+    groups, dots = grouped(runs), []
+    for index, (group, name) in enumerate(_named(groups)):
+        color, shape = series(index)
+        size = group.spread(lambda r: r.size_bytes)
+        accuracy = group.spread(lambda r: r.metric("average_accuracy"))
+        if size is None or accuracy is None:
+            continue
+        for run in group.runs if len(group.runs) > 1 else ():
+            if run.size_bytes:
+                place = (run.size_bytes, run.metric("average_accuracy") or 0.0)
+                dots.append(Dot(*place, color, shape=shape, size=3.6))
+        means = f"{accuracy.show(2, 100)} % in {size_text(size.mean)}"
+        note = f"{group.method} ({group.recipe}): {means}"
+        dots.append(Dot(size.mean, accuracy.mean, color, name, shape, size=6.5, note=note))
+    if not dots:
+        return None
+    theirs = references(runs)
+    small = " Small dots are single runs, large ones their mean." if len(runs) > len(groups) else ""
+    paper = " Hollow marks are the paper's numbers: its capacity counts no heads." if theirs else ""
+    return Figure(
+        "accuracy-against-bytes",
+        "Accuracy against bytes",
+        size_scatter("accuracy against bytes", [*theirs, *dots]),
+        f"Up and to the left is better.{small}{paper}",
+    )
+
+
+def references(runs: Sequence[Run]) -> list[Dot]:
+    """The paper's own points for the scenario, where all runs are of all tasks of one it has."""
+    from tinysubnets.paper.numbers import ACCURACY, CAPACITY
+
+    kinds = {(r.scenario, (r.result.get("ledger") or {}).get("num_weights")) for r in runs}
+    scenario, weights = next(iter(kinds))
+    if len(kinds) != 1 or weights is None or not all(_is_whole(r) for r in runs):
+        return []
+    dots = []
+    for method, label in (("wsn", "WSN"), ("tsn-wr", "TSN-wr"), ("tsn", "TSN")):
+        accuracy, capacity = ACCURACY[method].get(scenario), CAPACITY[method].get(scenario)
+        if accuracy is not None and capacity is not None:
+            note = f"{label} in the paper: {accuracy} % at {capacity} %"
+            place = (capacity / 100 * 4.0 * weights, accuracy / 100)  # of dense float32
+            dots.append(Dot(*place, "faint", f"{label}, paper", "disc", True, 5.0, note))
+    return dots
+
+
+def _is_whole(run: Run) -> bool:
+    """Whether a run has the scenario's own data and tasks: fewer tasks take fewer bytes."""
+    known = SCENARIOS.get(run.scenario)
+    if known is None or not known.datasets:
+        return False
+    data = run.setting_of("data") or {}
+    used = tuple(data.get("datasets") or [data.get("dataset")])
+    tasks, classes = map(int, known.tasks.split(" x "))
+    return used == known.datasets and [len(t["classes"]) for t in run.tasks] == [classes] * tasks
+
+
+def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:
+    """The mean accuracy on all tasks so far, after every task, one line per group."""
+    lines = []
+    for index, (group, name) in enumerate(_named(grouped(runs))):
+        tables, points = [r.matrix for r in group.runs], []
+        for i in range(min(len(t) for t in tables)):
+            cells = [v for t in tables for v in t[i][: i + 1] if v is not None]
+            points.append((i + 1.0, 100 * sum(cells) / len(cells)))
+        note = f"{group.method} ({group.recipe}): {points[-1][1]:.2f} % at the end"
+        color, shape = series(index)
+        lines.append(Curve(color, points, note, name, shape, index // NUM_SERIES % 2 == 1))
+    if len(lines) < 2 or max(len(c.points) for c in lines) < 2:
+        return None
+    return Figure(
+        "accuracy-over-time",
+        "Accuracy as tasks come in",
+        curves("accuracy over time", lines, ("tasks learned", "accuracy so far, %")),
+        "Mean accuracy on all tasks learned so far; lines that fall are forgetting.",
+    )
+
+
+def _named(groups: Sequence[Group]) -> list[tuple[Group, str]]:
+    """Groups with their names: the method, and in what groups of one method differ."""
+    out = []
+    for group in groups:
+        parts = [group.method]
+        if len({g.runs[0].scenario_type for g in groups}) > 1:
+            parts.append(group.runs[0].scenario_type.removesuffix("-IL"))
+        if len({g.recipe for g in groups if g.method == group.method}) > 1:
+            parts.append(group.recipe)
+        out.append((group, ", ".join(parts)))
+    return out
