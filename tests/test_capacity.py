@@ -145,7 +145,6 @@ def test_a_full_bank_still_learns_by_its_mask() -> None:
         mlp(6, 40), density=0.4, max_banks=1, bits=4, post_pruning=False, training={"epochs": 15}
     )
     learn.store.banks.append(_full_bank(learn))
-    learn.store.settings["tsn"]["seed"] = 0
     with pytest.warns(CapacityWarning):
         learn.learn(task("a", samples=90))
     assert learn.store.subnet("a").num_new == 0

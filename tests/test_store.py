@@ -36,8 +36,8 @@ def test_masks_are_kept_at_one_bit_each() -> None:
     store = models.store(tasks=2)
     subnet = store.subnet("task 0")
     assert subnet.mask.dtype == torch.bool and len(subnet.mask) == store.layout.num_blocks
-    assert subnet.packed_mask.nbytes == -(-store.layout.num_blocks // 8)
-    assert np.array_equal(pack(subnet.mask.numpy()), subnet.packed_mask)
+    assert subnet.packed_mask.bits.nbytes == -(-store.layout.num_blocks // 8)
+    assert np.array_equal(pack(subnet.mask.numpy()), subnet.packed_mask.bits)
 
 
 def test_claimed_weights_and_owned_blocks() -> None:
@@ -97,7 +97,7 @@ def test_a_mask_reads_back_at_its_place() -> None:
         context = MaskContext(store.layout, 0, number, members, pack(owned))
         assert subnet.coded_mask is not None
         assert np.array_equal(read_mask(subnet.coded_mask, context), subnet.mask.numpy())
-        members[number] = subnet.packed_mask
+        members[number] = subnet.packed_mask.bits
         owned |= subnet.mask.numpy()
 
 
@@ -128,7 +128,7 @@ def test_an_empty_tensor_in_a_mask_needs_no_scores() -> None:
 
 def test_few_masks_of_a_bank_are_made_from_scores() -> None:
     """Masks that equal their first scores are coded against them three times, then no more."""
-    store = SubnetStore(models.architecture(), settings=models.SETTINGS)
+    store = SubnetStore(models.architecture(), seed=models.SEED)
     layout = store.layout
     for number in range(5):
         context = MaskContext(layout, 0, number, {}, np.zeros(0, np.uint8))

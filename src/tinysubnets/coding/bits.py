@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from tinysubnets.errors import DamageError, SettingError
 
 MAX_CODE_BITS = 16
-_RAW_DEFLATE = -15  # zlib's number for a window of 32 KiB and no header
+RAW_DEFLATE = -15  # zlib's number for a window of 32 KiB and no header
 _LARGEST_BLOCKS = 9  # zlib's "memory level", which sets how many symbols share a table
 _SMALL = 1 << 17  # bits of planes so few are joined whole: fewer calls are worth more than traffic
 _PLACES = (1 << np.arange(MAX_CODE_BITS, dtype=np.uint16))[:, None]
@@ -129,7 +129,7 @@ def _check_stream(data: bytes, count: int, bits: int = 1) -> None:
 
 def huffman_encode(symbols: bytes) -> bytes:
     """The Huffman-coded stream of some bytes."""
-    coder = zlib.compressobj(9, zlib.DEFLATED, _RAW_DEFLATE, _LARGEST_BLOCKS, zlib.Z_HUFFMAN_ONLY)
+    coder = zlib.compressobj(9, zlib.DEFLATED, RAW_DEFLATE, _LARGEST_BLOCKS, zlib.Z_HUFFMAN_ONLY)
     return coder.compress(symbols) + coder.flush()
 
 
@@ -145,7 +145,7 @@ def huffman_decode(data: bytes, count: int) -> bytes:
 
 def huffman_decode_prefix(data: bytes, max_count: int) -> tuple[bytes, bytes]:
     """The symbols, at most `max_count`, of the stream that `data` begins with, and the rest."""
-    decoder = zlib.decompressobj(_RAW_DEFLATE)
+    decoder = zlib.decompressobj(RAW_DEFLATE)
     try:
         symbols = decoder.decompress(data, max_count + 1)
     except zlib.error as error:

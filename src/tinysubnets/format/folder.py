@@ -60,8 +60,14 @@ def load(
         contents = read_contents(file, task)
         identity = file.identity
     architecture = architecture_for(contents, net)
-    block = contents.manifest.layout.block
-    store = SubnetStore(architecture, block=block, settings=contents.settings, device=device)
+    manifest = contents.manifest
+    store = SubnetStore(
+        architecture,
+        block=manifest.layout.block,
+        settings=contents.settings,
+        seed=manifest.seed,
+        device=device,
+    )
     store.banks, store.subnets = contents.banks, contents.subnets
     for bank in store.banks:
         bank.layout = store.layout

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tinysubnets import seeds
+from tinysubnets.coding.bits import pack_mask, unpack_mask
 from tinysubnets.coding.masks import decode_mask, encode_mask, entropy_bits
 from tinysubnets.errors import DamageError
 from tinysubnets.model.subnet import (
@@ -75,7 +76,7 @@ def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> Coded
     - `context`: where the mask stands, which says what there is to refer to.
     - `seed`: that of the task's first scores, which are a reference then; None without them.
     """
-    packed = np.packbits(mask, bitorder="little")
+    packed = pack_mask(mask)
     candidates: dict[int, np.ndarray | None] = {NO_REFERENCE: None}
     candidates |= {FIRST_MEMBER + i: member for i, member in context.members.items()}
     if context.members:
@@ -83,7 +84,7 @@ def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> Coded
     magnitudes: tuple[int, ...] = ()
     if seed is not None:
         magnitudes, scores = _scores_like(mask, context, seed)
-        likely = np.packbits(scores, bitorder="little")
+        likely = pack_mask(scores)
         candidates[SCORES] = likely
         if context.members:
             candidates[FREE_SCORES] = likely & ~context.owned
@@ -93,7 +94,7 @@ def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> Coded
     for kind in ranked[:_ENCODED]:
         reference = candidates[kind]
         if reference is not None:
-            codes[kind] = encode_mask(mask, unpack(reference, len(mask)), context.segments())
+            codes[kind] = encode_mask(mask, unpack_mask(reference, len(mask)), context.segments())
     best = min(ranked[:_ENCODED], key=lambda kind: len(codes[kind]))
     if len(codes[best]) > _WORTH * len(codes[NO_REFERENCE]):
         best = NO_REFERENCE
@@ -123,28 +124,23 @@ def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:
     return decode_mask(coded.data, count, _reference(coded, context), context.segments())
 
 
-def unpack(packed: np.ndarray, count: int) -> np.ndarray:
-    """The booleans of a packed mask."""
-    return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
-
-
 def _reference(coded: CodedMask, context: MaskContext) -> np.ndarray | None:
     kind = coded.reference
     if kind == NO_REFERENCE:
         return None
     if kind == OWNED:
-        return unpack(context.owned, context.layout.num_blocks)
+        return unpack_mask(context.owned, context.layout.num_blocks)
     if kind in (SCORES, FREE_SCORES):
         scores = _scores_above(coded.magnitudes, context, coded.seed)
         if kind == FREE_SCORES:
-            scores &= ~unpack(context.owned, len(scores))
+            scores &= ~unpack_mask(context.owned, len(scores))
         return scores
     member = kind - FIRST_MEMBER
     if member not in context.members:
         raise DamageError(f"a mask refers to task {member} of bank {context.bank}, not there yet.")
     if context.recent is not None and context.recent[0] == member:
         return context.recent[1]
-    return unpack(context.members[member], context.layout.num_blocks)
+    return unpack_mask(context.members[member], context.layout.num_blocks)
 
 
 def _scores_like(
