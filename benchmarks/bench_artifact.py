@@ -23,9 +23,9 @@ import torch
 
 from tinysubnets import format as artifact
 from tinysubnets import networks
-from tinysubnets.coding.masks import xor_entropy_bits
+from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import CodebookTensor, Subnet
+from tinysubnets.model.subnet import CodebookTensor, PackedMask, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.normalization import Normalization
 
@@ -53,7 +53,7 @@ def next_mask(
 def make(tasks: int, density: float, keep: float, seconds: list[float]) -> SubnetStore:
     """A store of synthetic tasks."""
     architecture = build()
-    store = SubnetStore(architecture, settings={"tsn": {"seed": 0, "scale": "kaiming"}})
+    store = SubnetStore(architecture, seed=0)
     rng = np.random.default_rng(0)
     shapes = architecture.task_param_shapes(10)
     mask = None
@@ -77,7 +77,7 @@ def make(tasks: int, density: float, keep: float, seconds: list[float]) -> Subne
                 tuple(range(10)),
                 Normalization((0.5,) * 3, (0.25,) * 3, 2),
                 0,
-                torch.from_numpy(mask),
+                PackedMask.of(torch.from_numpy(mask)),
                 4,
                 tuple(own),
                 task_params,
@@ -200,7 +200,8 @@ def _xor_entropy_bytes(model: str) -> float:
     for subnet in contents.subnets.values():
         mask, earlier = subnet.mask.numpy(), seen.setdefault(subnet.bank, [])
         owned = [np.logical_or.reduce(earlier)] if earlier else []
-        total += min(xor_entropy_bits(mask, r) for r in [None, *owned, *earlier])
+        differences = [mask, *(mask != r for r in (*owned, *earlier))]
+        total += min(entropy_bits(int(np.count_nonzero(d)), mask.size) for d in differences)
         earlier.append(mask)
     return total / 8
 

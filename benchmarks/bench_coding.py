@@ -21,7 +21,7 @@ import numpy as np
 
 from tinysubnets.coding.bits import packed_size
 from tinysubnets.coding.codes import decode_codes, encode_codes
-from tinysubnets.coding.masks import decode_mask, encode_mask, xor_entropy_bits
+from tinysubnets.coding.masks import decode_mask, encode_mask, entropy_bits
 from tinysubnets.coding.seven_task_huffman import seven_tasks_size
 
 DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
@@ -57,13 +57,18 @@ def exchanged(mask: np.ndarray, flips: float, rng: np.random.Generator) -> np.nd
     return new
 
 
+def xor_entropy_bits(mask: np.ndarray, reference: np.ndarray | None) -> float:
+    """The entropy of the places where a mask differs from a reference, or from nothing."""
+    differs = mask if reference is None else mask != reference
+    return entropy_bits(int(np.count_nonzero(differs)), mask.size)
+
+
 def measure_density(count: int, density: float, rng: np.random.Generator) -> dict[str, Any]:
     """Size and speed of a mask that differs from its reference in a share of its places."""
     reference = exact_mask(count, 0.5, rng)
     mask = reference ^ exact_mask(count, density, rng)
-    index, data = encode_mask(mask, [reference])
-    used = None if index is None else reference
-    seconds = seconds_of(lambda: decode_mask(data, count, used))
+    data = encode_mask(mask, reference)
+    seconds = seconds_of(lambda: decode_mask(data, count, reference))
     return {
         "count": count,
         "flip_density": density,
@@ -82,10 +87,10 @@ def measure_chain(count: int, density: float, flips: float, tasks: int = 10) -> 
         masks.append(exchanged(masks[-1], flips, rng))
     size, entropy, seconds, codecs = 0, 0.0, 0.0, set()
     for task, mask in enumerate(masks):
-        index, data = encode_mask(mask, masks[:task])
-        used = None if index is None else masks[index]
+        codes = [(encode_mask(mask, other), other) for other in (None, *masks[:task])]
+        data, used = min(codes, key=lambda code: len(code[0]))
         size += len(data)
-        entropy += min(xor_entropy_bits(mask, other) for other in [None, *masks[:task]])
+        entropy += min(xor_entropy_bits(mask, other) for _, other in codes)
         seconds += seconds_of(lambda data=data, used=used: decode_mask(data, count, used), 0.05)
         codecs.add(CODECS[data[0] & 7])
     seven = seven_tasks_size(masks)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import models
+from tinysubnets import files
 from tinysubnets.format import folder
 from tinysubnets.model.store import SubnetStore
 
@@ -73,7 +74,7 @@ def killer(step: int) -> Any:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != folder.__file__:
+        if frame.f_code.co_filename not in (folder.__file__, files.__file__):
             return None
         if event == "line":
             if left == 0:

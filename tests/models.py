@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from tinysubnets import networks
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BankDecision, CodebookTensor, Sample, Subnet, code
+from tinysubnets.model.subnet import BankDecision, CodebookTensor, PackedMask, Sample, Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitKey, initial_scores
 from tinysubnets.nn.topk import top_k_segments
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
 
-SETTINGS: dict[str, Any] = {"tsn": {"seed": 7, "scale": "kaiming"}}
+SEED = 7
+SETTINGS: dict[str, Any] = {"tsn": {"seed": SEED, "scale": "kaiming"}}
 
 
 class Shift(nn.Module):
@@ -84,7 +85,7 @@ def add_task(store: SubnetStore, number: int, bank: int = 0, **changes: Any) -> 
         "classes": classes,
         "normalization": Normalization((0.5,), (0.3,)) if number % 2 else _per_feature(rng),
         "bank": bank,
-        "mask": torch.from_numpy(mask),
+        "packed_mask": PackedMask.of(torch.from_numpy(mask)),
         "bits": bits,
         "own": own,
         "task_params": task_params,
@@ -95,13 +96,13 @@ def add_task(store: SubnetStore, number: int, bank: int = 0, **changes: Any) -> 
         "sample": None if number == 2 else Sample(torch.float32, (6,)),
     }
     subnet = Subnet(**(fields | changes))
-    store.add_(subnet, score_seed=store.settings.get("tsn", {}).get("seed"))
+    store.add_(subnet)
     return store.subnet(subnet.name)
 
 
 def store(kind: str = "named", tasks: int = 4, block: int = 1) -> SubnetStore:
     """A store of some tasks in two banks."""
-    made = SubnetStore(architecture(kind), block=block, settings=SETTINGS)
+    made = SubnetStore(architecture(kind), block=block, settings=SETTINGS, seed=SEED)
     for number in range(tasks):
         add_task(made, number, bank=int(number == 2 or number == 4))
     return made
@@ -146,7 +147,9 @@ def reference_store() -> SubnetStore:
     settings = {"in_features": 64, "hidden": [64, 48], "classes": 3}
     record = {"network": "mlp", "settings": settings, "head": "fc"}
     made = SubnetStore(
-        Architecture(networks.build("mlp", **settings), rebuild=record), settings=SETTINGS
+        Architecture(networks.build("mlp", **settings), rebuild=record),
+        settings=SETTINGS,
+        seed=SEED,
     )
     rng = np.random.default_rng(3)
     layout = made.layout
@@ -187,4 +190,4 @@ def add_masked(made: SubnetStore, number: int, mask: Tensor) -> None:
         code(torch.from_numpy(rng.normal(size=int(new[i:j].sum())) ** 3).float(), 4)
         for i, j in made.layout.segments
     )
-    add_task(made, number, mask=mask, own=own, bits=4)
+    add_task(made, number, packed_mask=PackedMask.of(mask), own=own, bits=4)

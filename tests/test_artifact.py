@@ -43,6 +43,8 @@ def assert_equal(a: object, b: object) -> None:
     """Equal in every bit, whatever it is made of."""
     if isinstance(a, torch.Tensor):
         assert isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    elif isinstance(a, np.ndarray):
+        assert isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
     elif isinstance(a, CodebookTensor):
         assert isinstance(b, CodebookTensor) and a.value_bits == b.value_bits and a.bits == b.bits
         assert torch.equal(a.decode(), b.decode())
@@ -69,6 +71,7 @@ def test_a_loaded_store_is_the_live_one(kind: str, block: int, tmp_path: Path) -
     net = models.own_network() if kind == "own" else None
     again = SubnetStore.load(tmp_path, net)
     assert_same(store, again)
+    assert again.seed == store.seed == models.SEED
     assert again.save(tmp_path / "again").read_bytes() == path.read_bytes()
     assert store.save(tmp_path / "twice").read_bytes() == path.read_bytes()
 

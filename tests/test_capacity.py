@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import warnings
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +13,7 @@ from nets import NETWORKS, data, learner, mlp, task
 from paper_words import decode, encode, owners
 from tinysubnets.errors import CapacityError, CapacityWarning, FormatError
 from tinysubnets.model import size as capacity
-from tinysubnets.model.size import Entry, entropy_bits, worked_example_bits
+from tinysubnets.model.size import Entry, worked_example_bits
 
 
 def test_docstring_examples() -> None:
@@ -84,15 +83,6 @@ def test_owners_of_nothing() -> None:
     assert owners(torch.zeros(0, 3, dtype=torch.bool)).tolist() == [-1, -1, -1]
 
 
-def test_entropy() -> None:
-    half = torch.tensor([True, False] * 8)
-    assert entropy_bits(half) == 16.0
-    assert entropy_bits(half, half) == entropy_bits(torch.zeros(9, dtype=torch.bool)) == 0.0
-    share = torch.arange(100) < 11
-    wanted = -100 * (0.11 * np.log2(0.11) + 0.89 * np.log2(0.89))
-    assert entropy_bits(share) == pytest.approx(wanted)
-
-
 def test_ledger_adds_up() -> None:
     make, shape = NETWORKS["batchnorm_resnet"]
     learn = learner(make(), density=0.5, bits=4)
@@ -155,7 +145,6 @@ def test_a_full_bank_still_learns_by_its_mask() -> None:
         mlp(6, 40), density=0.4, max_banks=1, bits=4, post_pruning=False, training={"epochs": 15}
     )
     learn.store.banks.append(_full_bank(learn))
-    learn.store.settings["tsn"]["seed"] = 0
     with pytest.warns(CapacityWarning):
         learn.learn(task("a", samples=90))
     assert learn.store.subnet("a").num_new == 0

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tinysubnets.coding.bitmask_codecs import (
     decode_bitmask,
     encode_bitmask,
-    find_positions,
     gap_huffman_encode,
     gaps_of,
+    position_chunks,
     rice_encode,
 )
 from tinysubnets.coding.bits import (
@@ -28,7 +28,6 @@ from tinysubnets.coding.bits import (
 )
 from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.coding.masks import decode_mask, encode_mask
-from tinysubnets.coding.seven_task_huffman import decode_seven_tasks, encode_seven_tasks
 from tinysubnets.errors import DamageError
 
 COUNT = 600
@@ -59,8 +58,8 @@ def as_mask(data: bytes) -> np.ndarray:
 
 
 READERS: dict[str, tuple[Callable[[bytes], np.ndarray], list[bytes]]] = {
-    "mask": (as_mask, [encode_mask(SPARSE, [REFERENCE])[1], joined_parts(), joined_segments()]),
-    "flips": (
+    "mask": (as_mask, [encode_mask(SPARSE, REFERENCE), joined_parts(), joined_segments()]),
+    "bitmask": (
         lambda data: decode_bitmask(data, COUNT),
         [
             encode_bitmask(SPARSE),
@@ -80,10 +79,6 @@ READERS: dict[str, tuple[Callable[[bytes], np.ndarray], list[bytes]]] = {
     "huffman": (
         lambda data: np.frombuffer(huffman_decode(data, COUNT), np.uint8),
         [huffman_encode(CODES)],
-    ),
-    "seven tasks": (
-        lambda data: np.array(decode_seven_tasks(data, 3, COUNT))[0],
-        [encode_seven_tasks([SPARSE, DENSE, REFERENCE])],
     ),
 }
 SAMPLES = [(name, index) for name, (_, codes) in READERS.items() for index in range(len(codes))]
@@ -159,7 +154,7 @@ def test_bombs_cost_little_memory():
         assert len(stream) <= 1 + count // 8
         for reader in (
             lambda data: decode_bitmask(data, count),
-            lambda data: find_positions(data, count),
+            lambda data: np.concatenate([np.empty(0), *position_chunks(data, count)]),
             lambda data: decode_mask(data, count, reference),
             lambda data: decode_codes(data, 1, count),
         ):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tinysubnets.coding.bitmask_codecs import (
     best_gap_shift,
     best_rice_shift,
-    find_positions,
     gap_huffman_decode,
     gap_huffman_encode,
     gaps_of,
+    position_chunks,
     rice_decode,
     rice_encode,
     rice_size,
@@ -223,9 +223,9 @@ def test_a_gap_may_be_longer_than_a_piece():
     assert all(piece.size for piece in pieces)
     assert joined(pieces).tolist() == positions.tolist()
     code = b"\2" + gap_huffman_encode(gaps, 0)
-    assert find_positions(code, 11_000_000).tolist() == positions.tolist()
+    assert joined(position_chunks(code, 11_000_000)).tolist() == positions.tolist()
     with pytest.raises(DamageError, match="of a mask of 500000"):
-        find_positions(code, 500_000)
+        joined(position_chunks(code, 500_000))
 
 
 def test_gap_huffman_refuses_damage():

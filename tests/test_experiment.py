@@ -240,7 +240,7 @@ def test_disk_errors_are_explained_and_lose_nothing(
         with pytest.raises(RunError, match=f"{said}.*tsn resume {path}$"):
             list(steps)
         monkeypatch.setattr(os, "fsync", honest)
-    assert not list(path.rglob("*.new"))
+    assert not list(path.rglob("*.tmp"))
     with RunDir(path) as folder:
         list(Experiment.resume(folder).steps())
     assert (path / "result.json").exists()
@@ -258,24 +258,6 @@ def test_lines_of_metrics_are_json_even_when_training_diverges(tmp_path: Path) -
     with RunDir(tmp_path) as folder:
         folder.track({"loss": float("nan"), "rate": float("inf"), "epoch": 1})
     assert epochs(tmp_path) == [{"loss": None, "rate": None, "epoch": 1}]
-
-
-def test_a_lock_on_a_removed_file_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    honest, tries = os.open, []
-
-    def late(path: Any, *flags: int) -> int:
-        descriptor = honest(path, *flags)
-        tries.append(path)
-        if len(tries) == 1:
-            os.unlink(path)  # as the last holder does when it ends just now
-        return descriptor
-
-    monkeypatch.setattr(os, "open", late)
-    with RunDir(tmp_path) as folder:
-        assert len(tries) == 2
-        assert (folder.path / ".lock").exists()
 
 
 def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.format import onnx as export
 from tinysubnets.format.onnx import OPSET, pack_weights
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import CodebookTensor, Sample, Subnet, code
+from tinysubnets.model.subnet import CodebookTensor, PackedMask, Sample, Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.normalization import Normalization
 
@@ -46,7 +46,7 @@ def one_task(bits: int, network: str = "small-cnn", **settings: Any) -> SubnetSt
             ("e", "f", "g", "h"),
             normalization,
             0,
-            mask,
+            PackedMask.of(mask),
             bits,
             own,
             task_params,

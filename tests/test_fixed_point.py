@@ -8,7 +8,7 @@ from torch import nn
 
 from tinysubnets.errors import SettingError
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import Subnet, code
+from tinysubnets.model.subnet import PackedMask, Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.paper.fixed_point import Grid, best_grid, fixed_point_accuracy, rounded_tensors
 from tinysubnets.tasks.normalization import Normalization
@@ -54,7 +54,8 @@ def sign_store(gain: float = 1.0) -> SubnetStore:
     private = {"fc.weight": code(torch.tensor([0.0, 1.0, 1.0, 0.0]), 32)}
     mask = torch.ones(4, dtype=torch.bool)
     shapes = {"fc.weight": (2, 2)}
-    store.add_(Subnet("a", (0, 1), Normalization(), 0, mask, 32, own, private, shapes))
+    packed = PackedMask.of(mask)
+    store.add_(Subnet("a", (0, 1), Normalization(), 0, packed, 32, own, private, shapes))
     return store
 
 

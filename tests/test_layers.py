@@ -13,7 +13,7 @@ import tinysubnets
 
 ROOT = Path(tinysubnets.__file__).parent
 ORDER = (
-    "version", "errors", "config", "seeds",
+    "version", "errors", "config", "seeds", "files",
     "tasks", "nn", "kernels", "training", "coding", "model", "networks", "format",
     "method", "baselines", "datasets", "scenarios", "experiments", "report", "paper",
     "commands", "cli", "__main__",

@@ -8,7 +8,7 @@ from torch import nn
 
 from tinysubnets.errors import SettingError
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import Subnet, code
+from tinysubnets.model.subnet import PackedMask, Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.paper.operations import count, paper_operations, task_operations
 from tinysubnets.tasks.normalization import Normalization
@@ -109,7 +109,8 @@ def half_store() -> SubnetStore:
     shapes = architecture.task_param_shapes(2)
     private = {n: code(torch.ones(torch.Size(s)).flatten(), 32) for n, s in shapes.items()}
     own = (code(torch.ones(3), 32), code(torch.ones(6), 32))
-    store.add_(Subnet("a", (0, 1), Normalization(), 0, mask, 32, own, private, shapes))
+    packed = PackedMask.of(mask)
+    store.add_(Subnet("a", (0, 1), Normalization(), 0, packed, 32, own, private, shapes))
     return store
 
 

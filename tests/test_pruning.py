@@ -11,10 +11,10 @@ from torch import Tensor
 
 from nets import learned, learner, mlp, task
 from tinysubnets import seeds
+from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.errors import SettingError
 from tinysubnets.method import compress
 from tinysubnets.method.pruning import Candidate, PruningSettings, post_prune, spare
-from tinysubnets.model.size import entropy_bits
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 
@@ -105,7 +105,8 @@ def test_equals_the_algorithm_written_out(objective: Any, block: int) -> None:
             rest = 1 - float(sizes[mask | candidate.owned].sum()) / 160
         else:
             own = int(sizes[mask & ~candidate.owned].sum()) * 4
-            masks = min(entropy_bits(mask), entropy_bits(mask, reference))
+            ones = int(mask.sum()), int((mask ^ reference).sum())
+            masks = min(entropy_bits(count, len(mask)) for count in ones)
             rest = 1 - (own + masks) / (32 * 160)
         assert spare(mask, candidate, layout, settings) == pytest.approx(rest)
         return 0.9 * accuracy(mask) + 0.6 * rest

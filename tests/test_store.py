@@ -36,8 +36,8 @@ def test_masks_are_kept_at_one_bit_each() -> None:
     store = models.store(tasks=2)
     subnet = store.subnet("task 0")
     assert subnet.mask.dtype == torch.bool and len(subnet.mask) == store.layout.num_blocks
-    assert subnet.packed_mask.nbytes == -(-store.layout.num_blocks // 8)
-    assert np.array_equal(pack(subnet.mask.numpy()), subnet.packed_mask)
+    assert subnet.packed_mask.bits.nbytes == -(-store.layout.num_blocks // 8)
+    assert np.array_equal(pack(subnet.mask.numpy()), subnet.packed_mask.bits)
 
 
 def test_claimed_weights_and_owned_blocks() -> None:
@@ -67,6 +67,28 @@ def test_every_kind_of_reference_is_used_where_it_is_cheapest() -> None:
     assert kinds == [SCORES, SCORES, FREE_SCORES, OWNED, FIRST_MEMBER, FIRST_MEMBER + 1, 0]
 
 
+def test_the_cheapest_reference_is_taken() -> None:
+    architecture = models.architecture()
+    layout = Layout(architecture.shared, 1)
+    rng = np.random.default_rng(0)
+    mask = rng.random(layout.num_blocks) < 0.3
+    shares = (0.3, 0.02, 0.1, 0.4, 0.2)
+    near = {i: mask ^ (rng.random(len(mask)) < share) for i, share in enumerate(shares)}
+    far, nothing = rng.random(len(mask)) < 0.3, np.zeros(len(mask), np.bool_)
+
+    def reference(members: dict[int, np.ndarray]) -> int:
+        packed = {i: pack(m) for i, m in members.items()}
+        context = MaskContext(layout, 0, len(members), packed, pack(nothing))
+        coded = code_mask(mask, context, None)
+        assert np.array_equal(read_mask(coded, context), mask)
+        return coded.reference
+
+    assert reference(near) == FIRST_MEMBER + 1
+    assert reference(near | {5: ~mask}) == FIRST_MEMBER + 5  # everything differs, and so nothing
+    assert reference({0: mask, 1: mask}) == FIRST_MEMBER
+    assert reference({0: far}) == reference({}) == NO_REFERENCE
+
+
 def test_a_mask_reads_back_at_its_place() -> None:
     store = models.reference_store()
     members: dict[int, np.ndarray] = {}
@@ -75,7 +97,7 @@ def test_a_mask_reads_back_at_its_place() -> None:
         context = MaskContext(store.layout, 0, number, members, pack(owned))
         assert subnet.coded_mask is not None
         assert np.array_equal(read_mask(subnet.coded_mask, context), subnet.mask.numpy())
-        members[number] = subnet.packed_mask
+        members[number] = subnet.packed_mask.bits
         owned |= subnet.mask.numpy()
 
 
@@ -106,7 +128,7 @@ def test_an_empty_tensor_in_a_mask_needs_no_scores() -> None:
 
 def test_few_masks_of_a_bank_are_made_from_scores() -> None:
     """Masks that equal their first scores are coded against them three times, then no more."""
-    store = SubnetStore(models.architecture(), settings=models.SETTINGS)
+    store = SubnetStore(models.architecture(), seed=models.SEED)
     layout = store.layout
     for number in range(5):
         context = MaskContext(layout, 0, number, {}, np.zeros(0, np.uint8))

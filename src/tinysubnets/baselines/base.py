@@ -39,6 +39,7 @@ from tinysubnets.errors import (
     TaskError,
     unknown,
 )
+from tinysubnets.files import atomic_write, lock
 from tinysubnets.format.container import FILE_NAME, KEY, model_path
 from tinysubnets.format.header import architecture_table, manifest_of
 from tinysubnets.format.rebuild import architecture_for
@@ -610,8 +611,10 @@ def save_dense(
     described = {"format": FORMAT, "version": __version__, **numbers}
     text = json.dumps(described, sort_keys=True, separators=(",", ":"))
     data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
-    _replace(folder / "config.json", (json.dumps(described, indent=2) + "\n").encode())
-    _replace(folder / FILE_NAME, data)
+    shown = json.dumps(described, indent=2) + "\n"
+    with lock(folder / ".lock", wait=True):
+        atomic_write(folder / "config.json", shown.encode(), is_only_writer=True)
+        atomic_write(folder / FILE_NAME, data, is_only_writer=True)
     return folder / FILE_NAME
 
 
@@ -662,13 +665,3 @@ def _recorded_architecture(
             "again: resume(…, net=…)."
         )
     return net if isinstance(net, Architecture) else Architecture(net)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a whole file beside its place and rename it, so that no reader sees a part."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

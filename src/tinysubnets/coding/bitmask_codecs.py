@@ -7,12 +7,39 @@ Layout. One tag byte, then the body; the number of places is known from elsewher
               to do, where more than half of it are ones; 0 in other codecs;
     bits 4-7  the shift k of the gaps of gap-Huffman and Rice; 0 in other codecs.
 
-    raw           the array packed at one bit (`packing`).
-    byte-Huffman  the bytes of raw as one Huffman stream (`huffman`).
-    gap-Huffman   the positions of the ones by their gaps (`gaps`).
-    Rice          the positions of the ones by their gaps (`rice`).
+A body is never longer than the raw one, so that a reader may refuse a longer one unread. Packing,
+the order of bits and Huffman streams are those of `bits`.
 
-A body is never longer than the raw one, so that a reader may refuse a longer one unread.
+Raw is the array packed at one bit. Byte-Huffman is one Huffman stream of the bytes of raw.
+
+The other two code the positions p_0 < p_1 < ... of the ones by their gaps g_0 = p_0 and
+g_i = p_i - p_{i-1} - 1. With the shift k each gap is a quotient q = g >> k and a remainder
+r = g mod 2^k.
+
+Gap-Huffman is
+
+1. one Huffman stream of the quotients, one symbol each where q < 255; a larger q is q // 255
+   symbols 255 followed by the symbol q mod 255. The last symbol is never 255;
+2. straight after the end of that stream, at a byte border, the remainders packed at k bits; nothing
+   where k = 0.
+
+The number of gaps is the number of symbols below 255. With k = 0 this is plain Huffman coding of
+gaps; a larger k keeps the table small where gaps are long.
+
+Rice, after Golomb and Rice, is one stream of bits:
+
+1. the unary plane: for each gap q zero bits, then a one bit;
+2. the remainder planes: the k lowest bits of all gaps as packing orders them, first bit 0 of every
+   gap, then bit 1 of every gap, and so on;
+3. one bit that is one, then the zero bits (0 to 7) that fill the last byte.
+
+The number of gaps m is not written. Let T be the index of the last one bit of the stream, the one
+of part 3, and e_i the index of its i-th one bit, i from 1. Then m is the only number with
+e_m + 1 + m * k = T, because the left side grows with m; m = 0 where T = 0. Planes instead of whole
+codes in a row let a reader find all quotients at once: q_1 + ... + q_i = e_i + 1 - i.
+
+Example: positions 3, 4, 9 with k = 1 have gaps 3, 0, 4, quotients 1, 0, 2, remainders 1, 0, 0: the
+bits 01 1 001, 1 0 0, 1 and 000000, and so the bytes 0x66 0x02.
 
 Measured on random arrays on one core of a server: size over the first-order entropy, and MB of
 packed array decoded per second, with the XOR that follows.
@@ -49,7 +76,11 @@ from tinysubnets.coding.bits import (
 from tinysubnets.errors import DamageError
 
 RAW, BYTE_HUFFMAN, GAP_HUFFMAN, RICE = range(4)
-_CODEC = 7
+MAX_SHIFT = 15  # what four bits of the tag hold
+CHUNK = 1 << 15  # positions are decoded in pieces that stay in the cache; twice as fast, and lean
+_ESCAPE = 255
+_TABLE_BITS_PER_SYMBOL = 5  # what a distinct symbol adds to the table of a deflate block, roughly
+_CODEC = 7  # the bits of the tag that name the codec
 _INVERTED = 8
 # A decoded position takes 4 ns in Rice and 6 ns in gap-Huffman. In arrays with more than one in
 # eight that is slower than byte-Huffman, and with more than one in five near 100 MB of packed array
@@ -60,20 +91,20 @@ _WORTH = 0.98
 _WORTH_RICE = 0.997  # up to _VERY_DENSE: there masks of 50,000 places else come to 3.1 % too much
 
 
-def encode_bitmask(flips: NDArray[np.bool_]) -> bytes:
+def encode_bitmask(mask: NDArray[np.bool_]) -> bytes:
     """The smallest code of a flat boolean array."""
-    packed = pack_bits(flips)
+    packed = pack_bits(mask)
     best = min(bytes([RAW]) + packed, bytes([BYTE_HUFFMAN]) + huffman_encode(packed), key=len)
-    ones = int(np.count_nonzero(flips))
-    inverted = 2 * ones > flips.size
-    gaps = gaps_of(np.flatnonzero(~flips if inverted else flips))
+    ones = int(np.count_nonzero(mask))
+    inverted = 2 * ones > mask.size
+    gaps = gaps_of(np.flatnonzero(~mask if inverted else mask))
     gap_shift, rice_shift = best_gap_shift(gaps), best_rice_shift(gaps)
     flag = _INVERTED * inverted
     rice = bytes([RICE | flag | rice_shift << 4]) + rice_encode(gaps, rice_shift)
     gap = bytes([GAP_HUFFMAN | flag | gap_shift << 4]) + gap_huffman_encode(gaps, gap_shift)
-    if gaps.size <= _DENSE * flips.size:
+    if gaps.size <= _DENSE * mask.size:
         return min(best, rice, gap, key=len)
-    worth = _WORTH_RICE if gaps.size <= _VERY_DENSE * flips.size else _WORTH
+    worth = _WORTH_RICE if gaps.size <= _VERY_DENSE * mask.size else _WORTH
     best = rice if len(rice) < worth * len(best) else best
     return gap if len(gap) < _WORTH * len(best) else best
 
@@ -85,20 +116,17 @@ def decode_bitmask(data: bytes, count: int) -> NDArray[np.bool_]:
         return unpack_bits(body, count)
     if codec == BYTE_HUFFMAN:
         return unpack_bits(huffman_decode(body, packed_size(count)), count)
-    flips = (np.ones if inverted else np.zeros)(count, np.bool_)
+    mask = (np.ones if inverted else np.zeros)(count, np.bool_)
     for positions in _positions(data, count):
-        flips[positions] = not inverted
-    return flips
-
-
-def find_positions(data: bytes, count: int) -> NDArray[np.int64]:
-    """The sorted positions of the ones of the array that `encode_bitmask` wrote."""
-    found = bitmask_or_positions(data, count)
-    return found.nonzero()[0] if found.dtype == np.bool_ else found
+        mask[positions] = not inverted
+    return mask
 
 
 def bitmask_or_positions(data: bytes, count: int) -> NDArray[Any]:
-    """What `decode_bitmask` or `find_positions` gives, whichever is faster; the type tells."""
+    """What `decode_bitmask` gives, or the sorted positions of its ones, whichever is faster.
+
+    The type of the array tells which: booleans [count], or int64 positions.
+    """
     codec, inverted, _ = _open(data, count)
     if inverted or codec not in (GAP_HUFFMAN, RICE):
         return decode_bitmask(data, count)
@@ -107,7 +135,7 @@ def bitmask_or_positions(data: bytes, count: int) -> NDArray[Any]:
 
 
 def position_chunks(data: bytes, count: int) -> Iterator[NDArray[np.int64]]:
-    """The positions that `find_positions` gives, in sorted chunks that stay in the cache."""
+    """The sorted positions of the ones, in chunks that stay in the cache."""
     codec, inverted, _ = _open(data, count)
     if inverted or codec not in (GAP_HUFFMAN, RICE):
         return iter([decode_bitmask(data, count).nonzero()[0]])
@@ -115,7 +143,7 @@ def position_chunks(data: bytes, count: int) -> Iterator[NDArray[np.int64]]:
 
 
 def _open(data: bytes, count: int) -> tuple[int, bool, bytes]:
-    """Codec, inversion and body of some coded flips, checked as far as the tag goes."""
+    """Codec, inversion and body of a coded array, checked as far as the tag goes."""
     if not data or len(data) > 1 + packed_size(count):
         raise DamageError(
             f"{len(data)} bytes of mask; {count} places take 1 to {1 + packed_size(count)}."
@@ -141,26 +169,7 @@ def _positions(data: bytes, count: int) -> Iterator[NDArray[np.int64]]:
         yield positions
 
 
-# --------------------------------------------------------------------------------------------------
-# Gap-Huffman coding of sorted positions: Huffman-coded quotients beside plain remainders.
-#
-# Layout. Positions p_0 < p_1 < ... give gaps g_0 = p_0 and g_i = p_i - p_{i-1} - 1. With the
-# shift k
-# each gap is a quotient q = g >> k and a remainder r = g mod 2^k. A code is
-#
-# 1. one Huffman stream (`huffman`) of the quotients, one symbol each where q < 255; a larger q is
-#    q // 255 symbols 255 followed by the symbol q mod 255. The last symbol is never 255;
-# 2. straight after the end of that stream, at a byte border, the remainders packed at k bits
-#    (`packing`); nothing where k = 0.
-#
-# The number of gaps is the number of symbols below 255. With k = 0 this is plain Huffman coding of
-# gaps; a larger k keeps the table small where gaps are long.
-
-
-MAX_SHIFT = 15
-CHUNK = 1 << 15  # positions are decoded in pieces that stay in the cache; twice as fast, and lean
-_ESCAPE = 255
-_TABLE_BITS_PER_SYMBOL = 5  # what a distinct symbol adds to the table of a deflate block, roughly
+# Gap-Huffman.
 
 
 def gaps_of(positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -244,28 +253,7 @@ def _unpack_remainders(plane: bytes, shift: int, count: int) -> NDArray[np.unsig
     return np.zeros(count, np.uint8)
 
 
-# --------------------------------------------------------------------------------------------------
-# Golomb-Rice coding of the gaps between sorted positions.
-#
-# Layout. Positions p_0 < p_1 < ... give gaps g_0 = p_0 and g_i = p_i - p_{i-1} - 1. With the
-# shift k
-# each gap is a quotient q = g >> k and a remainder r = g mod 2^k. One stream of bits, in the bit
-# order of `packing`, holds in this order
-#
-# 1. the unary plane: for each gap q zero bits, then a one bit;
-# 2. the remainder planes: the k lowest bits of all gaps as `packing` orders them, first bit 0 of
-#    every gap, then bit 1 of every gap, and so on;
-# 3. one bit that is one, then the zero bits (0 to 7) that fill the last byte.
-#
-# The number of gaps m is not written. Let T be the index of the last one bit of the stream, the one
-# of part 3, and e_i the index of its i-th one bit, i from 1. Then m is the only number with
-# e_m + 1 + m * k = T, because the left side grows with m; m = 0 where T = 0. Planes instead of
-# whole
-# codes in a row let a reader find all quotients at once: q_1 + ... + q_i = e_i + 1 - i.
-#
-# Example: positions 3, 4, 9 with k = 1 have gaps 3, 0, 4, quotients 1, 0, 2, remainders 1, 0, 0:
-# the
-# bits 01 1 001, 1 0 0, 1 and 000000, and so the bytes 0x66 0x02.
+# Rice.
 
 
 def rice_size(gaps: NDArray[np.int64], shift: int) -> int:

@@ -1,4 +1,29 @@
-"""Bits in bytes: packed numbers and canonical Huffman codes."""
+"""Bits in bytes: packed booleans and codes, and Huffman streams.
+
+Packing. A packed array is one stream of bits. Bit s of the stream is bit s mod 8, counted from the
+least significant, of byte s // 8 ("little" bit order everywhere in this package). Of `count` codes
+of b bits, bit j (again from the least significant) of code i is bit j * count + i of the stream:
+first the lowest bits of all codes, then the next ones. A boolean is a code of one bit. The stream
+ends at the next byte border; the bits left over in its last byte are zero. So the codes take
+exactly ceil(count * b / 8) bytes and there is one way to write them.
+
+Example: the 3-bit codes 1, 2, 7 have the low bits 1 0 1, the middle bits 0 1 1 and the high bits
+0 0 1: the stream 101 011 001 and the bytes 0x35 0x01.
+
+Planes of equal bits, not codes one after the other, because whole planes are shifted at once:
+1 to 2 ns per code, several times less than any other layout took for short arrays.
+
+Huffman. A Huffman stream of bytes is one raw deflate stream (RFC 1951; no zlib or gzip header, no
+checksum) written with zlib's Z_HUFFMAN_ONLY strategy: only literals, a fresh Huffman table for
+about every 32,000 symbols, stored blocks where a table would not pay. A reader needs any inflate
+function. It must accept every valid raw deflate stream, because another zlib build may write other
+bytes for the same symbols; one build always writes the same.
+
+The table that each block carries takes 40 to 100 bytes, and a symbol never takes less than one bit;
+beyond that the streams measured within 1 % of the entropy of their symbols, and inflate at 150 to
+300 MB of symbols per second on one core. Reading is bounded: at most the expected number of
+symbols, and one more that proves an excess, is ever decompressed.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +35,9 @@ from numpy.typing import NDArray
 
 from tinysubnets.errors import DamageError, SettingError
 
-# --------------------------------------------------------------------------------------------------
-# Fixed-width bit packing: booleans at one bit, codes at 1 to 16 bits.
-#
-# Layout. A packed array is one stream of bits. Bit s of the stream is bit s mod 8, counted from the
-# least significant, of byte s // 8 ("little" bit order everywhere in this package). Of `count`
-# codes
-# of b bits, bit j (again from the least significant) of code i is bit j * count + i of the stream:
-# first the lowest bits of all codes, then the next ones. A boolean is a code of one bit. The stream
-# ends at the next byte border; the bits left over in its last byte are zero. So the codes take
-# exactly ceil(count * b / 8) bytes and there is one way to write them.
-#
-# Example: the 3-bit codes 1, 2, 7 have the low bits 1 0 1, the middle bits 0 1 1 and the high bits
-# 0 0 1: the stream 101 011 001 and the bytes 0x35 0x01.
-#
-# Planes of equal bits, not codes one after the other, because whole planes are shifted at once:
-# 1 to 2 ns per code, several times less than any other layout took for short arrays.
-
-
 MAX_CODE_BITS = 16
+RAW_DEFLATE = -15  # zlib's number for a window of 32 KiB and no header
+_LARGEST_BLOCKS = 9  # zlib's "memory level", which sets how many symbols share a table
 _SMALL = 1 << 17  # bits of planes so few are joined whole: fewer calls are worth more than traffic
 _PLACES = (1 << np.arange(MAX_CODE_BITS, dtype=np.uint16))[:, None]
 _PLACES_OF_BYTE = _PLACES[:8].astype(np.uint8)
@@ -39,20 +48,29 @@ def packed_size(count: int, bits: int = 1) -> int:
     return (count * bits + 7) // 8
 
 
-def pack_bits(mask: NDArray[np.bool_]) -> bytes:
-    """The booleans of a flat array, eight to a byte."""
-    return np.packbits(mask, bitorder="little").tobytes()
+def pack_mask(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """The booleans of a flat array, eight to a byte, to keep in memory."""
+    return np.packbits(mask, bitorder="little")
 
 
-def unpack_bits(data: bytes, count: int) -> NDArray[np.bool_]:
-    """The `count` booleans that `pack_bits` wrote."""
-    _check_stream(data, count)
-    packed = np.frombuffer(data, np.uint8)
+def unpack_mask(packed: NDArray[np.uint8], count: int) -> NDArray[np.bool_]:
+    """The `count` booleans that `pack_mask` was given."""
     return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
 
+def pack_bits(mask: NDArray[np.bool_]) -> bytes:
+    """The booleans of a flat array, eight to a byte, to write to a file."""
+    return pack_mask(mask).tobytes()
+
+
+def unpack_bits(data: bytes, count: int) -> NDArray[np.bool_]:
+    """The `count` booleans that `pack_bits` wrote; other bytes are damage."""
+    _check_stream(data, count)
+    return unpack_mask(np.frombuffer(data, np.uint8), count)
+
+
 def pack_codes(codes: NDArray[np.unsignedinteger], bits: int) -> bytes:
-    """The codes of a flat array, `bits` bits each."""
+    """The codes of a flat array, `bits` bits each, 1 to 16."""
     _check_bits(bits)
     if codes.size and int(codes.max()) >> bits:
         raise SettingError(f"code {int(codes.max())} does not fit in {bits} bits; use more bits.")
@@ -70,14 +88,14 @@ def unpack_codes(data: bytes, bits: int, count: int) -> NDArray[np.unsignedinteg
 
 def split_planes(codes: NDArray[np.integer], bits: int) -> NDArray[np.uint8]:
     """The lowest `bits` bits of some codes, one row of zeros and ones each, lowest first."""
-    planes = np.empty((bits, codes.size), np.uint8)
+    planes = np.empty((bits, codes.size), np.uint8)  # [bits, codes]
     for plane in range(bits):
         planes[plane] = codes >> plane & 1
     return planes
 
 
 def join_planes(planes: NDArray[np.uint8], flipped: int = 0) -> NDArray[np.unsignedinteger]:
-    """The codes whose bits are the rows of `planes`, lowest first; uint8 or uint16.
+    """The codes whose bits are the rows of `planes` [bits, codes], lowest first; uint8 or uint16.
 
     The bits of `flipped` are flipped in every code.
     """
@@ -109,30 +127,9 @@ def _check_stream(data: bytes, count: int, bits: int = 1) -> None:
         raise DamageError("a padding bit after the last packed element is set; it must be zero.")
 
 
-# --------------------------------------------------------------------------------------------------
-# Huffman coding of bytes, as raw deflate streams without matches.
-#
-# Layout. A coded stream is one raw deflate stream (RFC 1951; no zlib or gzip header, no checksum)
-# written with zlib's Z_HUFFMAN_ONLY strategy: only literals, a fresh Huffman table for about every
-# 32,000 symbols, stored blocks where a table would not pay. A reader needs any inflate function.
-# It must accept every valid raw deflate stream, because another zlib build may write other bytes
-# for the same symbols; one build always writes the same.
-#
-# The table that each block carries takes 40 to 100 bytes, and a symbol never takes less than one
-# bit; beyond that the streams measured within 1 % of the entropy of their symbols, and inflate at
-# 150 to 300 MB of symbols per second on one core.
-#
-# Reading is bounded: at most the expected number of symbols, and one more that proves an excess,
-# is ever decompressed.
-
-
-_RAW_DEFLATE = -15  # window of 32 KiB, no header
-_LARGEST_BLOCKS = 9
-
-
 def huffman_encode(symbols: bytes) -> bytes:
     """The Huffman-coded stream of some bytes."""
-    coder = zlib.compressobj(9, zlib.DEFLATED, _RAW_DEFLATE, _LARGEST_BLOCKS, zlib.Z_HUFFMAN_ONLY)
+    coder = zlib.compressobj(9, zlib.DEFLATED, RAW_DEFLATE, _LARGEST_BLOCKS, zlib.Z_HUFFMAN_ONLY)
     return coder.compress(symbols) + coder.flush()
 
 
@@ -148,7 +145,7 @@ def huffman_decode(data: bytes, count: int) -> bytes:
 
 def huffman_decode_prefix(data: bytes, max_count: int) -> tuple[bytes, bytes]:
     """The symbols, at most `max_count`, of the stream that `data` begins with, and the rest."""
-    decoder = zlib.decompressobj(_RAW_DEFLATE)
+    decoder = zlib.decompressobj(RAW_DEFLATE)
     try:
         symbols = decoder.decompress(data, max_count + 1)
     except zlib.error as error:

@@ -1,4 +1,9 @@
-"""Bytes on the wire: a writer of numbers, and a reader that never reads beyond what is there."""
+"""Numbers and bytes in a section: a writer, and a reader that never reads beyond what is there.
+
+A varint is a number of at least 0 in groups of seven bits, the lowest first, one group to a byte.
+The top bit of a byte says that another follows; the last byte of several is never 0, so there is
+one way to write a number. Two bytes hold up to 16,383.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ class Writer:
         self.parts.append(bytes([value]))
 
     def varint(self, value: int) -> None:
-        """A number of at least 0 in groups of seven bits, the lowest first."""
+        """A number of at least 0, as a varint."""
         out = bytearray()
         while value > 127:
             out.append(value & 127 | 128)
@@ -53,6 +58,7 @@ class Reader:
     """A walk over the bytes of one section; anything missing or left over is damage."""
 
     def __init__(self, data: bytes, where: str) -> None:
+        """`where` names the section in errors."""
         self.data, self.where, self.position = data, where, 0
 
     def damage(self, what: str) -> DamageError:
@@ -73,7 +79,7 @@ class Reader:
         return self.raw(1)[0]
 
     def varint(self, most: int) -> int:
-        """The next number, which must not exceed `most`; only its shortest form is valid."""
+        """The next varint, which must not exceed `most`."""
         value = 0
         for place in range(MAX_VARINT_BYTES):
             byte = self.byte()

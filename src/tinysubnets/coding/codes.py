@@ -2,10 +2,10 @@
 
 Layout. One tag byte, then the body; `count` and the bits per code are known from elsewhere.
 
-    tag 0  packed: the codes at `bits` bits each (`packing`).
-    tag 1  Huffman: one Huffman stream (`huffman`) whose symbols are 8 // bits codes each, the first
-           code in the lowest bits: symbol = c_0 + c_1 * 2^bits + ... The codes that would be
-           missing in the last symbol are 0. Only for `bits` <= 8.
+    tag 0  packed: the codes at `bits` bits each (see `bits` for packing and Huffman streams).
+    tag 1  Huffman: one Huffman stream whose symbols are 8 // bits codes each, the first code in the
+           lowest bits: symbol = c_0 + c_1 * 2^bits + ... The codes that would be missing in the
+           last symbol are 0. Only for `bits` <= 8.
     tag 2  Huffman, one code per symbol. Only for `bits` <= 4; above it is the same as tag 1.
 
 A body is never longer than the packed one, so that a reader may refuse a longer one unread. Several
@@ -28,13 +28,11 @@ from tinysubnets.coding.bits import (
 )
 from tinysubnets.errors import DamageError
 
-__all__ = ["decode_codes", "encode_codes"]
-
 _PACKED, _HUFFMAN_JOINED, _HUFFMAN_SINGLE = range(3)
 
 
 def encode_codes(codes: NDArray[np.unsignedinteger], bits: int) -> bytes:
-    """The smallest code of a flat array of indices below 2^bits."""
+    """The smallest code of a flat array of indices below 2^bits, `bits` from 1 to 16."""
     candidates = [bytes([_PACKED]) + pack_codes(codes, bits)]
     for tag in (_HUFFMAN_JOINED, _HUFFMAN_SINGLE):
         per_symbol = _codes_per_symbol(tag, bits)
@@ -71,6 +69,7 @@ def _codes_per_symbol(tag: int, bits: int) -> int:
 
 
 def _join(codes: NDArray[np.unsignedinteger], bits: int, per_symbol: int) -> NDArray[np.uint8]:
+    """Bytes that hold `per_symbol` codes each, the first in the lowest bits."""
     symbols = np.zeros(-(-codes.size // per_symbol), np.uint8)
     for place in range(per_symbol):
         part = codes[place::per_symbol].astype(np.uint8)
@@ -81,6 +80,7 @@ def _join(codes: NDArray[np.unsignedinteger], bits: int, per_symbol: int) -> NDA
 def _split(
     symbols: NDArray[np.uint8], bits: int, per_symbol: int, count: int
 ) -> NDArray[np.unsignedinteger]:
+    """The first `count` codes that `_join` put into some bytes."""
     codes = np.empty((symbols.size, per_symbol), np.uint8)
     for place in range(per_symbol):
         codes[:, place] = symbols >> (bits * place) & ((1 << bits) - 1)

@@ -1,32 +1,31 @@
-"""Coding of one task's mask, against the cheapest of several reference masks.
+"""Coding of one task's mask, by itself or against a reference mask that is like it.
 
 Layout. A coded mask is one tag byte and a body; the number of places, the reference mask and the
 lengths of the segments (the shared tensors, in order) are known from elsewhere. F is the mask XOR
 the reference, or the mask itself where there is no reference. The codec is in bits 0-2 of the tag:
 
-    0-3  F as `flips` codes it.
+    0-3  F as `bitmask_codecs` codes it.
     4    dropped and added, tag byte 4, only with a reference: a length (below) and so many bytes
-         that code, as `flips` does, for each place where the reference is 1, in order, whether
-         the mask drops it; then, to the end, a code of all places that tells which ones the mask
-         adds; these are 0 in the reference.
+         that code, as `bitmask_codecs` does, for each place where the reference is 1, in order,
+         whether the mask drops it; then, to the end, a code of all places that tells which ones
+         the mask adds; these are 0 in the reference.
     5    by segment, tag byte 5, only for two or more segments: the codes 0-4 of the segments, each
          against the same part of the reference; before each but the last its length.
 
-A length is written in groups of seven bits, the lowest first, one to a byte; the top bit of a byte
-says that another follows, and the last byte of several is never 0. Two bytes hold up to 16,383.
-A coded mask is never longer than 1 + ceil(places / 8) bytes.
+A length is a varint (`byte_io`). A coded mask is never longer than 1 + ceil(places / 8) bytes.
 
 Why codec 4: a mask has exactly k ones, so it drops as many ones of an alike reference as it adds,
 and at density 0.1 a one flips nine times as often as a zero. On masks of permuted MNIST learned
-with warm scores it takes 10 % off codecs 0-3, which ends 9 % below the XOR entropy; on random
-masks of density 0.05 to 0.1 it ends 7 to 15 % below. It decodes at 110 to 185 MB of packed mask
-per second; a third to a half of the time goes to finding the ones of the reference. Why codec 5:
-layers flip at different rates; where these differ fivefold it takes 4 % off, and next to nothing
-where they are alike. Either is used only where it saves 3 %.
+with `score_init = "previous_mask"` it takes 10 % off codecs 0-3, which ends 9 % below the XOR
+entropy; on random masks of density 0.05 to 0.1 it ends 7 to 15 % below. It decodes at 110 to
+185 MB of packed mask per second; a third to a half of the time goes to finding the ones of the
+reference. Why codec 5: layers flip at different rates; where these differ fivefold it takes 4 %
+off, and next to nothing where they are alike. Either is used only where it saves 3 %.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,42 +39,44 @@ from tinysubnets.coding.bitmask_codecs import (
     position_chunks,
 )
 from tinysubnets.coding.bits import packed_size
+from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.errors import DamageError, SettingError
-
-__all__ = ["decode_mask", "encode_mask", "xor_entropy_bits"]
 
 Mask = NDArray[np.bool_]
 
 _DROPPED_ADDED, _BY_SEGMENT = 4, 5
-_FULLY_ENCODED = 3  # references, the best by entropy, whose real size is compared
 _WORTH = 0.97  # codecs 4 and 5 are slower to decode, so they have to save this share of the bytes
 _CHUNK = 1 << 17  # small enough for the cache
-_MAX_LENGTH_BYTES = 5
 
 
-def xor_entropy_bits(mask: Mask, reference: Mask | None = None) -> float:
-    """The first-order entropy of the mask XOR its reference: n * H(share of ones), in bits."""
-    flips = np.count_nonzero(mask if reference is None else mask != reference)
-    return _entropy_bits(int(flips), mask.size)
+def entropy_bits(ones: int, count: int) -> float:
+    """The first-order entropy of `count` bits of which `ones` are set: count · H(ones / count)."""
+    if not 0 < ones < count:
+        return 0.0
+    share = ones / count
+    return -count * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
 
 
-def encode_mask(
-    mask: Mask, references: Sequence[Mask | None] = (), segments: Sequence[int] = ()
-) -> tuple[int | None, bytes]:
-    """The smallest code of a mask: the index of the reference it is coded against, and the bytes.
+def encode_mask(mask: Mask, reference: Mask | None = None, segments: Sequence[int] = ()) -> bytes:
+    """The smallest code of a mask.
 
-    The index is None where coding against nothing is smallest. References that are None are
-    passed over. `segments` are the lengths of the parts of the mask, where there are several.
+    - `mask`: flat booleans, one per block of weights.
+    - `reference`: a mask of the same length that the reader will have, None to code without one.
+    - `segments`: the lengths of the parts of the mask, one per shared tensor.
     """
-    _check_arguments(mask.size, [mask, *references], segments)
-    usable = [index for index, reference in enumerate(references) if reference is not None]
-    candidates: list[int | None] = [None, *usable]
-    candidates.sort(key=lambda index: _estimate_bits(mask, _pick(references, index)))
-    encoded = [
-        (index, _encode_against(mask, _pick(references, index), segments))
-        for index in candidates[:_FULLY_ENCODED]
-    ]
-    return min(encoded, key=lambda choice: len(choice[1]))
+    _check_arguments(mask.size, [mask, reference], segments)
+    whole = _encode_part(mask, reference)
+    if len(segments) < 2:
+        return whole
+    split, start = Writer(), 0
+    split.byte(_BY_SEGMENT)
+    for number, length in enumerate(segments):
+        part = slice(start, start + length)
+        code = _encode_part(mask[part], None if reference is None else reference[part])
+        split.raw(code) if number == len(segments) - 1 else split.block(code)
+        start += length
+    data = split.bytes()
+    return data if len(data) < _WORTH * len(whole) else whole
 
 
 def decode_mask(
@@ -89,38 +90,27 @@ def decode_mask(
         return _decode_part(data, count, reference)
     if len(segments) < 2:
         raise DamageError("a mask is coded by segment, but there are not two segments.")
-    mask = np.empty(count, np.bool_)
-    rest, start = data[1:], 0
+    mask, start = np.empty(count, np.bool_), 0
+    reader = Reader(data, "a mask by segment")
+    reader.byte()
     for number, length in enumerate(segments):
-        size, rest = (len(rest), rest) if number == len(segments) - 1 else _read_length(rest)
         part = slice(start, start + length)
-        against = None if reference is None else reference[part]
-        mask[part] = _decode_part(rest[:size], length, against)
-        rest, start = rest[size:], start + length
-    return mask
-
-
-def _encode_against(mask: Mask, reference: Mask | None, segments: Sequence[int]) -> bytes:
-    whole = _encode_part(mask, reference)
-    if len(segments) < 2:
-        return whole
-    parts, start = [], 0
-    for length in segments:
-        part = slice(start, start + length)
-        parts.append(_encode_part(mask[part], None if reference is None else reference[part]))
+        code = reader.rest() if number == len(segments) - 1 else reader.block()
+        mask[part] = _decode_part(code, length, None if reference is None else reference[part])
         start += length
-    framed = [_write_length(len(part)) + part for part in parts[:-1]]
-    split = b"".join([bytes([_BY_SEGMENT]), *framed, parts[-1]])
-    return split if len(split) < _WORTH * len(whole) else whole
+    return mask
 
 
 def _encode_part(mask: Mask, reference: Mask | None) -> bytes:
     if reference is None:
         return encode_bitmask(mask)
     plain = encode_bitmask(mask ^ reference)
-    dropped, added = encode_bitmask(~mask[reference]), encode_bitmask(mask & ~reference)
-    split = b"".join([bytes([_DROPPED_ADDED]), _write_length(len(dropped)), dropped, added])
-    return split if len(split) < _WORTH * len(plain) else plain
+    split = Writer()
+    split.byte(_DROPPED_ADDED)
+    split.block(encode_bitmask(~mask[reference]))
+    split.raw(encode_bitmask(mask & ~reference))
+    data = split.bytes()
+    return data if len(data) < _WORTH * len(plain) else plain
 
 
 def _decode_part(data: bytes, count: int, reference: Mask | None) -> Mask:
@@ -130,10 +120,11 @@ def _decode_part(data: bytes, count: int, reference: Mask | None) -> Mask:
         flips = decode_bitmask(data, count)
         np.not_equal(flips, reference, out=flips)
         return flips
-    size, rest = _read_length(data[1:])
+    reader = Reader(data, "a mask by dropped and added")
+    reader.byte()
     mask = reference.copy()
-    _drop_(mask, reference, rest[:size])
-    for added in position_chunks(rest[size:], count):
+    _drop_(mask, reference, reader.block())
+    for added in position_chunks(reader.rest(), count):
         if np.count_nonzero(reference[added]):  # sooner than any()
             raise DamageError("a mask adds a place that its reference holds already.")
         mask[added] = True
@@ -180,46 +171,6 @@ def _find_ones(piece: Mask, count: int, buffer: Mask) -> NDArray[np.int64]:
     first = _CHUNK - piece.size
     buffer[first:_CHUNK] = piece
     return buffer[first : _CHUNK + lacking].nonzero()[0][:count]
-
-
-def _write_length(length: int) -> bytes:
-    groups = bytearray()
-    while length >= 128:
-        groups.append(length & 127 | 128)
-        length >>= 7
-    return bytes([*groups, length])
-
-
-def _read_length(data: bytes) -> tuple[int, bytes]:
-    """The length that some bytes begin with, at most the number of bytes behind it, and those."""
-    length = 0
-    for place, byte in enumerate(data[:_MAX_LENGTH_BYTES]):
-        length |= (byte & 127) << 7 * place
-        if byte < 128:
-            rest = data[place + 1 :]
-            if length > len(rest) or (place and not byte):
-                break
-            return length, rest
-    raise DamageError("the length of a part of a mask is damaged.")
-
-
-def _estimate_bits(mask: Mask, reference: Mask | None) -> float:
-    """The entropy of a mask where the reference is 1 plus that where it is 0, in bits."""
-    if reference is None:
-        return xor_entropy_bits(mask)
-    ones, kept = int(np.count_nonzero(reference)), int(np.count_nonzero(mask & reference))
-    added = int(np.count_nonzero(mask)) - kept
-    return _entropy_bits(kept, ones) + _entropy_bits(added, mask.size - ones)
-
-
-def _entropy_bits(ones: int, count: int) -> float:
-    shares = np.array([ones, count - ones]) / max(count, 1)
-    shares = shares[shares > 0]
-    return float(-count * (shares * np.log2(shares)).sum())
-
-
-def _pick(references: Sequence[Mask | None], index: int | None) -> Mask | None:
-    return None if index is None else references[index]
 
 
 def _check_arguments(count: int, masks: Sequence[Mask | None], segments: Sequence[int]) -> None:

@@ -13,8 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +21,7 @@ from typing import Any
 import numpy as np
 
 from tinysubnets.errors import DataError
-
-try:
-    import fcntl
-except ImportError:  # Windows: writers do not wait for one another there, the last one wins
-    fcntl = None  # type: ignore[assignment]
+from tinysubnets.files import atomic_write, lock, remove_leftovers, replaced_folder
 
 CACHE_VARIABLE = "TINYSUBNETS_CACHE"
 # Part of every description: raise it when the same source would be decoded to other bytes.
@@ -73,7 +67,7 @@ def fetch(
             return found
         try:
             if alone:
-                _remove_leftovers(folder)
+                remove_leftovers(folder)
             _write(folder, spec, sources, build)
         except OSError as error:
             raise DataError(
@@ -120,22 +114,21 @@ def _same_sources(folder: Path, meta: dict[str, Any], sources: Mapping[str, Path
     if touched:
         # Only saves the next reader the hashing, so a read-only cache is no error.
         with contextlib.suppress(OSError):
-            _replace_text(folder / "meta.json", json.dumps(meta))
+            atomic_write(folder / "meta.json", json.dumps(meta).encode())
     return True
 
 
 def _write(folder: Path, spec: dict[str, Any], sources: Mapping[str, Path], build: Build) -> None:
-    """Build a set in a temporary folder beside its place and move it there in one step."""
+    """Build a set beside its place and move it there in one step."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    try:
+    with replaced_folder(folder) as made:
         entries = [_describe(name, file) for name, file in sources.items()]
-        labels, classes = build(temporary)
+        labels, classes = build(made)
         for entry, file in zip(entries, sources.values(), strict=True):
             if (entry["size"], entry["time_ns"]) != _stat(file):
                 raise DataError(f"{file} changed while it was decoded; start again.")
-        np.save(temporary / "labels.npy", labels.astype(np.int64))
-        inputs = np.load(temporary / "inputs.npy", mmap_mode="r", allow_pickle=False)
+        np.save(made / "labels.npy", labels.astype(np.int64))
+        inputs = np.load(made / "inputs.npy", mmap_mode="r", allow_pickle=False)
         meta = {
             "spec": spec,
             "sources": entries,
@@ -144,50 +137,19 @@ def _write(folder: Path, spec: dict[str, Any], sources: Mapping[str, Path], buil
             "classes": list(classes),
         }
         del inputs
-        (temporary / "meta.json").write_text(json.dumps(meta))
-        for path in (*sorted(temporary.iterdir()), temporary):
-            _flush(path)
-        _swap(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what a process that was killed has left; only the holder of the lock may."""
-    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _swap(temporary: Path, folder: Path) -> None:
-    """Put a finished folder in its place; a reader finds the old one, none, or the new one."""
-    if folder.exists():
-        old = temporary.with_name(f"{temporary.name}.old.tmp")
-        os.replace(folder, old)
-        os.replace(temporary, folder)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.replace(temporary, folder)
-    _flush(folder.parent)
+        (made / "meta.json").write_text(json.dumps(meta))
 
 
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[bool]:
-    """Let one process at a time look at or build a set; the kernel frees the lock of a dead one.
-
-    Gives False where there are no locks: on Windows, or in a folder that cannot be written.
-    """
-    handle, alone = None, False
-    if fcntl is not None:
-        with contextlib.suppress(OSError):  # a read-only cache is still read
+    """Let one process at a time look at or build a set; False where the cache is read-only."""
+    with contextlib.ExitStack() as held:
+        alone = False
+        with contextlib.suppress(OSError):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            handle = open(folder.parent / f".{folder.name}.lock", "w")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            held.enter_context(lock(folder.parent / f".{folder.name}.lock", wait=True))
             alone = True
-    try:
         yield alone
-    finally:
-        if handle is not None:
-            handle.close()
 
 
 def _describe(name: str, file: Path) -> dict[str, Any]:
@@ -216,20 +178,3 @@ def _checksum(entries: list[dict[str, Any]]) -> str:
     """One SHA-256 for all source files, by name and content."""
     text = "".join(f"{entry['name']} {entry['sha256']}\n" for entry in entries)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Have the kernel put a file or folder on the disk before it gets its final name."""
-    if path.is_dir() and os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace_text(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

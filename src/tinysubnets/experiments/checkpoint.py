@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from tinysubnets.errors import RunError
-from tinysubnets.experiments.run_dir import friendly_os_errors, replace_file
+from tinysubnets.files import atomic_write, friendly_os_errors
 
 FORMAT = 2  # 1 held subnets as plain data, 2 holds the bytes of the model file
 
@@ -50,18 +50,18 @@ class Checkpoints:
         """Replace the checkpoint; `learned` None means that it is as in the last one."""
         with friendly_os_errors(self.run):
             self.folder.mkdir(exist_ok=True)
-        files = dict(self._files)
-        parts: dict[str, Any] = {"trainer": None}
-        if learned is not None:
-            files["learned"] = self._write("learned", learned[0])
-            self._plain = learned[1]
-        files.pop("trainer", None)
-        if trainer is not None:
-            files["trainer"] = self._write("trainer", trainer[0])
-            parts["trainer"] = trainer[1]
-        state = {"format": FORMAT, "files": files, "learned": self._plain, **parts}
-        text = json.dumps(state | {"numbers": dict(numbers)})
-        replace_file(self.folder / "state.json", text.encode(), self.run)
+            files = dict(self._files)
+            parts: dict[str, Any] = {"trainer": None}
+            if learned is not None:
+                files["learned"] = self._write("learned", learned[0])
+                self._plain = learned[1]
+            files.pop("trainer", None)
+            if trainer is not None:
+                files["trainer"] = self._write("trainer", trainer[0])
+                parts["trainer"] = trainer[1]
+            state = {"format": FORMAT, "files": files, "learned": self._plain, **parts}
+            text = json.dumps(state | {"numbers": dict(numbers)})
+            atomic_write(self.folder / "state.json", text.encode())
         self._files = files
         self._tidy()
 
@@ -100,7 +100,7 @@ class Checkpoints:
         self._count += 1
         name = f"{role}-{self._count}.safetensors"
         data = save({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
-        replace_file(self.folder / name, data, self.run)
+        atomic_write(self.folder / name, data)
         return {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
 
     def _read(self, entry: Mapping[str, str]) -> dict[str, Tensor]:

@@ -22,7 +22,8 @@ from typing import Any, TextIO
 from tinysubnets.errors import RunError, TinySubNetsError
 from tinysubnets.experiments.recipe import Recipe, complete
 from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
-from tinysubnets.experiments.run_dir import RunDir, friendly_os_errors
+from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.files import friendly_os_errors
 
 POLL_SECONDS = 0.2
 _COLUMNS = {

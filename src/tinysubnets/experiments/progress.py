@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
-from tinysubnets.experiments.run_dir import friendly_os_errors
+from tinysubnets.files import friendly_os_errors
 from tinysubnets.training.loop import EpochReport
 
 

@@ -30,7 +30,8 @@ from tinysubnets.experiments.checkpoint import (
 )
 from tinysubnets.experiments.metrics import Probe, Row, measure_row
 from tinysubnets.experiments.recipe import Plan, build_architecture
-from tinysubnets.experiments.run_dir import RunDir, friendly_os_errors
+from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.base import TaskTrainer
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport

@@ -176,8 +176,8 @@ def model_path(where: str | os.PathLike[str]) -> Path:
     path = Path(where)
     if not path.is_dir():
         return path
-    own, inside = path / FILE_NAME, path / "model" / FILE_NAME
-    return inside if inside.exists() and not own.exists() else own
+    own, of_run = path / FILE_NAME, path / "model" / FILE_NAME
+    return of_run if of_run.exists() and not own.exists() else own
 
 
 def _open(path: Path) -> BinaryIO:

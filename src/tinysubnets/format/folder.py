@@ -5,34 +5,21 @@ Only `model.safetensors` is the model. `config.json` and `README.md` are derived
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError
+from tinysubnets.files import atomic_write, lock
 from tinysubnets.format.card import model_card
 from tinysubnets.format.container import FILE_NAME, ModelFile, model_path
 from tinysubnets.format.io import encode, read_contents
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # not on Windows: two writers at the same instant are then not kept apart
-    fcntl = None
 
 
 def save(store: SubnetStore, folder: str | os.PathLike[str]) -> Path:
@@ -50,14 +37,15 @@ def save(store: SubnetStore, folder: str | os.PathLike[str]) -> Path:
     encoded = encode(store)
     identity = _identity_of(encoded.parts[0])
     path = target / FILE_NAME
-    with _locked(target):
+    with lock(target / ".lock", wait=True):
         _check_conflict(path, store, identity)
-        replace_file(path, encoded.parts)
+        atomic_write(path, encoded.parts, is_only_writer=True)
         store.saved_as = identity
         with ModelFile(path) as file:
             config = json.dumps(file.config, indent=2, ensure_ascii=False) + "\n"
-        replace_file(target / "config.json", [config.encode()])
-        replace_file(target / "README.md", [model_card(store, encoded.ledger).encode()])
+        card = model_card(store, encoded.ledger)
+        atomic_write(target / "config.json", config.encode(), is_only_writer=True)
+        atomic_write(target / "README.md", card.encode(), is_only_writer=True)
     return path
 
 
@@ -71,39 +59,20 @@ def load(
     with ModelFile(model_path(where)) as file:
         contents = read_contents(file, task)
         identity = file.identity
-    architecture = architecture_for(contents.manifest, contents.constants, net)
-    block = contents.manifest.layout.block
-    store = SubnetStore(architecture, block=block, settings=contents.settings, device=device)
+    manifest = contents.manifest
+    architecture = architecture_for(manifest, contents.constants, net)
+    store = SubnetStore(
+        architecture,
+        block=manifest.layout.block,
+        settings=contents.settings,
+        seed=manifest.seed,
+        device=device,
+    )
     store.banks, store.subnets = contents.banks, contents.subnets
     for bank in store.banks:
         bank.layout = store.layout
     store.saved_as, store.is_partial = identity, task is not None
     return store
-
-
-def replace_file(path: Path, parts: Sequence[bytes]) -> None:
-    """Put a file in the place of another at one instant, and make that last.
-
-    Written beside, synced, renamed, and the folder synced: whoever looks, and whatever is left
-    after a crash, is the old file or the new one.
-    """
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):  # of a read-only disk: the first error says more
-            beside.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _check_conflict(path: Path, store: SubnetStore, identity: str) -> None:
@@ -131,17 +100,3 @@ def _identity_of(header: bytes) -> str:
     if not isinstance(value, str):
         raise FormatError("a header without its hash.")
     return value
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other writers out of a folder; the lock goes with the process."""
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -1,9 +1,12 @@
-"""The config in a model's header: how it is written, and how a reader checks every entry of it."""
+"""The config in a model's header: the network, the tasks, and how to begin reading.
+
+`config_of` writes it; `manifest_of` reads it and checks every entry before it is used.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +25,6 @@ from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
-
-
-# --------------------------------------------------------------------------------------------------
-# The config of a model as a reader takes it: every entry checked before it is used.
 
 
 MAX_NUMEL = 1 << 40
@@ -50,11 +49,18 @@ class TaskEntry:
 class Manifest:
     """The config, checked: the network's tensors and the tasks.
 
-    `outputs` are the tensors of the head whose first dimension counts a task's classes.
+    - `head`: the name of the head's module.
+    - `layout`: the shared tensors and the blocks that masks divide them into.
+    - `seed`: the learner's, if it has one.
+    - `task_params`: the task-specific parameters; a first dimension of 0 counts a task's classes.
+    - `outputs`: those of them that have such a dimension.
+    - `constants`: name, type and shape of the buffers that no task changes.
+    - `rebuild`: how a network of the package is built again, None for the user's own.
     """
 
     head: str
     layout: Layout
+    seed: int | None
     task_params: tuple[TensorSpec, ...]
     outputs: frozenset[str]
     constants: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
@@ -78,11 +84,14 @@ class Manifest:
         return 1 + max((t.bank for t in self.tasks), default=-1)
 
 
+# Reading.
+
+
 def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
     """The checked config of a file of that size; damage is named by its place."""
     architecture = _table(config.get("architecture"), "architecture")
-    shared = _specifications(architecture.get("shared"), "shared")
-    task_params = _specifications(architecture.get("private"), "private")
+    shared = _tensor_specs(architecture.get("shared"), "shared")
+    task_params = _tensor_specs(architecture.get("private"), "private")
     if not shared or len({s.name for s in (*shared, *task_params)}) != len(shared) + len(
         task_params
     ):
@@ -94,8 +103,9 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
     inputs = [_sample(s) for s in _list(config.get("inputs", []), "inputs")]
     tasks = [_read_task(t, classes, inputs, i) for i, t in enumerate(config["tasks"])]
     manifest = Manifest(
-        head=_text(architecture.get("head"), "head"),
-        layout=Layout(shared, _whole(config.get("block"), "block", 1, 1 << 31)),
+        head=_string(architecture.get("head"), "head"),
+        layout=Layout(shared, _integer(config.get("block"), "block", 1, 1 << 31)),
+        seed=_seed(config.get("seed")),
         task_params=task_params,
         outputs=frozenset(s.name for s in task_params if s.shape and s.shape[0] == 0),
         constants=_constants(architecture.get("constants", [])),
@@ -142,23 +152,23 @@ def _read_task(
 ) -> TaskEntry:
     where = f"task {number}"
     entry = _table(value, where)
-    trailing = _whole(entry.get("trailing", 0), f"{where}, trailing", 0, MAX_DIMENSIONS)
-    channels = _whole(entry.get("channels", 0), f"{where}, channels", 0, 1 << 24)
+    trailing = _integer(entry.get("trailing", 0), f"{where}, trailing", 0, MAX_DIMENSIONS)
+    channels = _integer(entry.get("channels", 0), f"{where}, channels", 0, 1 << 24)
     mean, std = (_float32s(entry.get(k, []), f"{where}, {k}") for k in ("mean", "std"))
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
     known = len(classes) - 1
     kind = entry.get("inputs")
     if kind is not None:
-        kind = inputs[_whole(kind, f"{where}, inputs", 0, len(inputs) - 1)]
+        kind = inputs[_integer(kind, f"{where}, inputs", 0, len(inputs) - 1)]
     return TaskEntry(
-        name=_text(entry.get("name"), f"{where}, name"),
-        classes=classes[_whole(entry.get("classes"), f"{where}, classes", 0, known)],
-        bank=_whole(entry.get("bank"), f"{where}, bank", 0, 1 << 16),
-        bits=_whole(entry.get("bits"), f"{where}, bits", 1, 32),
+        name=_string(entry.get("name"), f"{where}, name"),
+        classes=classes[_integer(entry.get("classes"), f"{where}, classes", 0, known)],
+        bank=_integer(entry.get("bank"), f"{where}, bank", 0, 1 << 16),
+        bits=_integer(entry.get("bits"), f"{where}, bits", 1, 32),
         normalization=normalization_of(mean, std, trailing),
         channels=channels,
-        one_codebook=_whole(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
+        one_codebook=_integer(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
         sample=kind,
     )
 
@@ -173,7 +183,7 @@ def normalization_of(
         raise DamageError(str(error)) from None
 
 
-def _specifications(value: Any, where: str) -> tuple[TensorSpec, ...]:
+def _tensor_specs(value: Any, where: str) -> tuple[TensorSpec, ...]:
     out = []
     for item in _list(value, where):
         parts = _list(item, where)
@@ -182,7 +192,7 @@ def _specifications(value: Any, where: str) -> tuple[TensorSpec, ...]:
         constant = None
         if len(parts) == 3:
             constant = float(_float32s([parts[2]], where, exact=False)[0])
-        out.append(TensorSpec(_text(parts[0], where), _shape(parts[1], where), constant))
+        out.append(TensorSpec(_string(parts[0], where), _shape(parts[1], where), constant))
     return tuple(out)
 
 
@@ -191,7 +201,7 @@ def _constants(value: Any) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ..
     for item in _list(value, "constants"):
         name, *rest = _list(item, "constants") or [None]
         kind = _sample(rest)
-        out.append((_text(name, "constants"), kind.dtype, kind.shape))
+        out.append((_string(name, "constants"), kind.dtype, kind.shape))
     if len({name for name, _, _ in out}) != len(out):
         raise DamageError("config: constants: a name occurs twice.")
     return tuple(out)
@@ -214,8 +224,14 @@ def _classes(value: Any) -> tuple[Label, ...]:
     return tuple(labels)
 
 
+def _seed(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise DamageError(f"config: seed is {str(value)[:80]!r}; it is an integer.")
+    return value
+
+
 def _shape(value: Any, where: str) -> tuple[int, ...]:
-    shape = tuple(_whole(v, where, 0, MAX_NUMEL) for v in _list(value, where))
+    shape = tuple(_integer(v, where, 0, MAX_NUMEL) for v in _list(value, where))
     if len(shape) > MAX_DIMENSIONS or math.prod(max(v, 1) for v in shape) > MAX_NUMEL:
         raise DamageError(f"config: {where}: the shape {shape} is too large.")
     return shape
@@ -240,20 +256,19 @@ def _list(value: Any, where: str) -> list[Any]:
     return value
 
 
-def _text(value: Any, where: str) -> str:
+def _string(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise DamageError(f"config: {where} is not a string.")
     return value
 
 
-def _whole(value: Any, where: str, least: int, most: int) -> int:
+def _integer(value: Any, where: str, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise DamageError(f"config: {where} is {value!r}; expected {least} to {most}.")
     return value
 
 
-# --------------------------------------------------------------------------------------------------
-# The config of a model as it is written: the network, the tasks, and how to begin reading.
+# Writing.
 
 
 def config_of(store: SubnetStore) -> dict[str, Any]:
@@ -278,8 +293,7 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
     }
     if inputs:
         config["inputs"] = inputs
-    seed = store.settings.get(str(store.settings.get("method", "tsn")), {}).get("seed")
-    return config if seed is None else config | {"seed": seed}
+    return config if store.seed is None else config | {"seed": store.seed}
 
 
 def _number(items: list[Any], item: Any) -> int:
@@ -296,10 +310,6 @@ def _type_name(dtype: torch.dtype) -> str:
     raise ArtifactError(f"tensors of type {dtype} cannot be stored; allowed: {', '.join(DTYPES)}.")
 
 
-def _parts(normalization: Normalization) -> tuple[Sequence[float], Sequence[float]]:
-    return normalization.mean, normalization.std
-
-
 def _task_entry(subnet: Subnet, num_shared: int) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": subnet.name, "bank": subnet.bank, "bits": subnet.bits}
     if len(subnet.own) == 1 and num_shared > 1:
@@ -309,8 +319,8 @@ def _task_entry(subnet: Subnet, num_shared: int) -> dict[str, Any]:
         entry["channels"] = len(normalization.mean)
     elif normalization.mean:
         # The shortest decimal that gives the same float32.
-        mean, std = ([float(str(np.float32(v))) for v in p] for p in _parts(normalization))
-        entry |= {"mean": mean, "std": std}
+        for key in ("mean", "std"):
+            entry[key] = [float(str(np.float32(v))) for v in getattr(normalization, key)]
     if normalization.trailing:
         entry["trailing"] = normalization.trailing
     return entry

@@ -1,4 +1,8 @@
-"""What is in a model file, as plain data, and whether everything in it is as it was written."""
+"""What is in a model file, as plain data, and whether everything in it is as it was written.
+
+`inspect` needs no network to look. `check` goes through every hash, decodes every section and puts
+every task together.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,10 +22,6 @@ from tinysubnets.format.io import Contents, ledger_of_sizes, read_contents
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import FIRST_MEMBER, Subnet
 from tinysubnets.nn.architecture import Architecture
-
-# --------------------------------------------------------------------------------------------------
-# What is inside a model file, as plain data: no network is needed to look.
-
 
 REFERENCES = ("nothing", "what the bank owns", "first scores", "free first scores")
 
@@ -127,7 +126,7 @@ def _mask_sizes(subnets: list[Subnet], ledger: Ledger) -> dict[str, int]:
     return {
         "stored_bytes": round(ledger.total.masks) // 8,
         "seven_task_huffman_bytes": seven_tasks_size(masks) if masks else 0,
-        "raw_bytes": sum(len(s.packed_mask) for s in subnets),
+        "raw_bytes": sum(s.packed_mask.bits.nbytes for s in subnets),
     }
 
 
@@ -135,11 +134,11 @@ def _overlap(subnets: list[Subnet]) -> list[list[float]]:
     """For tasks i and j the share of the blocks that either mask holds which both hold."""
     table = []
     for one in subnets:
-        mine, row = np.unpackbits(one.packed_mask).view(np.bool_), []
+        mine, row = one.mask, []
         for two in subnets:
-            other = np.unpackbits(two.packed_mask).view(np.bool_)
-            either = int(np.count_nonzero(mine | other))
-            row.append(int(np.count_nonzero(mine & other)) / either if either else 1.0)
+            other = two.mask
+            either = int((mine | other).count_nonzero())
+            row.append(int((mine & other).count_nonzero()) / either if either else 1.0)
         table.append(row)
     return table
 
@@ -160,10 +159,6 @@ def _room(contents: Contents, ledger: Ledger) -> dict[str, Any]:
         "until_no_free_weights": free // last.num_new if last.num_new else None,
         "until_dense_size": max(left // step, 0),
     }
-
-
-# --------------------------------------------------------------------------------------------------
-# A full check of a model file: every hash, every section decoded, every task put together.
 
 
 @dataclass(frozen=True)

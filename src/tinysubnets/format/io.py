@@ -1,4 +1,8 @@
-"""A store as the bytes of a file, and a file as banks and subnets."""
+"""A store as the bytes of its file, and a file as banks and subnets.
+
+`encode` gives the parts of a file and the ledger of what each takes. `read_contents` reads a file
+without a network, task after task as they were learned, or only what one task needs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinysubnets.coding.bits import pack_mask, unpack_mask
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.errors import ArtifactError, DamageError, TaskError, unknown
 from tinysubnets.format.container import (
@@ -46,7 +51,7 @@ from tinysubnets.format.sections import (
     write_tensor,
 )
 from tinysubnets.model.bank import Bank
-from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, read_mask, unpack
+from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, read_mask
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.subnet import (
     FIRST_MEMBER,
@@ -55,7 +60,7 @@ from tinysubnets.model.subnet import (
     BankDecision,
     CodebookTensor,
     CodedMask,
-    Packed,
+    PackedMask,
     Subnet,
 )
 from tinysubnets.nn.layout import Layout
@@ -65,12 +70,11 @@ if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
 
 
-# --------------------------------------------------------------------------------------------------
-# From a store to the parts of its file, and the ledger of what each part takes.
-
-
 # Lines of the ledger whose sections have an older word, which is part of the format.
 LEDGER_LINES = {"private": "task_params"}
+
+
+# Writing.
 
 
 @dataclass(frozen=True)
@@ -163,13 +167,12 @@ def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
         other.floats(torch.tensor(normalization.mean), 32)
         other.floats(torch.tensor(normalization.std), 32)
     for spec in architecture.task_params:
-        inside = spec.name.startswith(f"{architecture.head}.")
-        write_tensor(head if inside else other, subnet.task_params[spec.name])
+        in_head = spec.name.startswith(f"{architecture.head}.")
+        write_tensor(head if in_head else other, subnet.task_params[spec.name])
     return head.bytes(), other.bytes()
 
 
-# --------------------------------------------------------------------------------------------------
-# From a file to banks and subnets, without a network; a task alone where only one is wanted.
+# Reading.
 
 
 @dataclass
@@ -213,7 +216,11 @@ def read_settings(file: ModelFile) -> dict[str, Any]:
 
 
 class _GrowingBank:
-    """A bank being read: its values, its owned set and its masks, the masks one bit per block."""
+    """A bank being read: its values, its owned set, and the masks that others are coded against.
+
+    Masks are packed, one bit per block. `members` has those still needed by their number in the
+    bank, `last` is the one read last, and `recent` the same with its number, as booleans.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -228,7 +235,7 @@ class _GrowingBank:
         """The positions of the weights that a mask takes and nobody owns yet."""
         new = packed & ~self.owned
         if not self.layout.is_identity:
-            blocks = torch.from_numpy(unpack(new, self.layout.num_blocks))
+            blocks = torch.from_numpy(unpack_mask(new, self.layout.num_blocks))
             return np.flatnonzero(self.layout.expand(blocks).numpy())
         # Mostly few are new: look at the bytes that hold some, not at every bit.
         where = np.flatnonzero(new != 0)
@@ -237,21 +244,17 @@ class _GrowingBank:
 
     def finished(self, last_only: bool) -> Bank:
         """The bank; with nothing in it but the last mask's weights where only that is wanted."""
-        bank = Bank.__new__(Bank)
-        bank.layout, bank.values = self.layout, torch.from_numpy(self.values)
         kept = self.last if last_only else self.owned
-        bank.owned = torch.from_numpy(unpack(kept, self.layout.num_blocks))
+        owned = torch.from_numpy(unpack_mask(kept, self.layout.num_blocks))
         if last_only:
-            np.copyto(self.values, 0, where=~self.layout.expand(bank.owned).numpy())
-        return bank
+            np.copyto(self.values, 0, where=~self.layout.expand(owned).numpy())
+        return Bank(self.layout, torch.from_numpy(self.values), owned)
 
 
 def _absent(layout: Layout) -> Bank:
     """A bank that nothing was read of; it takes no memory."""
-    bank = Bank.__new__(Bank)
-    bank.layout, bank.values = layout, torch.zeros(1).expand(layout.num_weights)
-    bank.owned = torch.zeros(1, dtype=torch.bool).expand(layout.num_blocks)
-    return bank
+    values, owned = torch.zeros(1), torch.zeros(1, dtype=torch.bool)
+    return Bank(layout, values.expand(layout.num_weights), owned.expand(layout.num_blocks))
 
 
 class _Walk:
@@ -273,7 +276,7 @@ class _Walk:
         bank = self.banks[entry.bank]
         with _at(f"task {entry.name!r}"):
             coded, mask = self._mask(number, entry, bank)
-            packed = np.packbits(mask, bitorder="little")
+            packed = pack_mask(mask)
             own = self._own(number, entry, bank, packed)
             bank.last, bank.owned = packed, bank.owned | packed
             bank.members[self.plan.members[number]] = packed
@@ -318,14 +321,14 @@ class _Walk:
         memory, divergences = read_memory(data, [t.name for t in self.manifest.tasks[:number]])
         decision = None
         if "reason" in record:
-            near = record.get("nearest")
-            decision = BankDecision(entry.bank, record["reason"], divergences, near)
+            nearest = record.get("nearest")
+            decision = BankDecision(entry.bank, record["reason"], divergences, nearest)
         return Subnet(
             name=entry.name,
             classes=entry.classes,
             normalization=normalization,
             bank=entry.bank,
-            mask=Packed(packed, self.layout.num_blocks),  # type: ignore[arg-type]
+            packed_mask=PackedMask(packed, self.layout.num_blocks),
             bits=entry.bits,
             own=own,
             task_params=task_params,

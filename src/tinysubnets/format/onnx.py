@@ -29,13 +29,11 @@ from torch import Tensor
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.model.store import SubnetStore
 
-# --------------------------------------------------------------------------------------------------
-# One task as an ONNX file, plain, coded or int8, and as a `torch.export` program.
-
-
 OPSET = 21  # the first in which a Cast reads UINT4
 EXAMPLE_BATCH = 2  # a batch of one would be taken for a constant
 BATCH = 500
+SMALLEST = 64  # tensors of fewer values are not coded
+WIDTHS = (4, 8, 16)  # bits of codes that ONNX has a type for
 
 
 @dataclass(frozen=True)
@@ -239,18 +237,12 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-# --------------------------------------------------------------------------------------------------
-# Weights of an ONNX graph as codes: Gather(codebook, Cast(codes)) in the place of float32 values.
-#
-# The codebook holds every distinct value of a tensor, bit by bit, so the graph computes the same.
-
-
-SMALLEST = 64  # tensors of fewer values are left alone
-WIDTHS = (4, 8, 16)
-
-
 def pack_weights(model: Any) -> Any:
-    """A copy of an ONNX model whose float32 weights are codes wherever that is smaller."""
+    """A copy of an ONNX model whose float32 weights are codes wherever that is smaller.
+
+    Gather(codebook, Cast(codes)) takes the place of the values. The codebook holds every distinct
+    value of a tensor, bit by bit, so the graph computes the same.
+    """
     import onnx
 
     packed = onnx.ModelProto()

@@ -1,4 +1,19 @@
-"""The sections of a model file: codes and codebooks, masks, task memory, records."""
+"""The sections of a model file, each written and read here: values, masks, task memory, records.
+
+Values. The codes and codebooks of a task's own shared weights are a section each; a task-specific
+parameter has both in one. A form byte says how a list of values is stored: bits 1-5 hold the width
+of a code, 0 where the values stand as themselves; bit 0 is set where centroids or values take 32
+bits instead of 16. A codebook follows its form byte: the number of centroids less one as a varint,
+and the centroids. Codes stand behind their length; values that stand as themselves have none.
+
+Mask. The reference as a varint (see `model.subnet`); for one made of first scores the seed, eight
+bytes, and for each shared tensor the least magnitude of a score in the reference, four bytes; then
+the code (`coding.masks`).
+
+Memory. What tells a task from later ones, and how far it was from each earlier one.
+
+Records. The learner's settings and what is known of each task, as deflated JSON.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tinysubnets.coding.bits import MAX_CODE_BITS, RAW_DEFLATE
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.errors import ArtifactError, DamageError
@@ -19,14 +35,32 @@ from tinysubnets.model.mask_references import MAX_MAGNITUDE
 from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodebookTensor, CodedMask, Subnet
 from tinysubnets.tasks.divergence import InputStatistics
 
-# --------------------------------------------------------------------------------------------------
-# Coded values in bytes: the codes and codebooks of shared weights, and task-specific parameters.
-#
-# A form byte says how a list of values is stored: bits 1-5 hold the width of a code, 0 where the
-# values stand as themselves; bit 0 is set where centroids or values take 32 bits instead of 16.
+Memory = InputStatistics | Tensor | None
+
+MAX_REFERENCE = 1 << 20  # of a mask: far more than a bank has tasks
+NOTHING, GAUSSIAN, HISTOGRAM, SAMPLES = range(4)  # kinds of memory
+MAX_DIMENSIONS = 8
+DTYPES = {  # by their names in the config; a memory section has the place in this list
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bool": torch.bool,
+    "u8": torch.uint8,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+_RECORD_TYPES: Mapping[str, Any] = {
+    "accuracy": (int, float),
+    "owned": (int, float),
+    "reason": str,
+    "nearest": str,
+}
 
 
-MAX_CODE_BITS = 16
+# Values.
 
 
 def write_own(own: Sequence[CodebookTensor]) -> tuple[bytes, bytes]:
@@ -107,11 +141,7 @@ def read_codes(
     return CodebookTensor(centroids, torch.from_numpy(codes.astype(kind, copy=False)), width)
 
 
-# --------------------------------------------------------------------------------------------------
-# The mask section of a task, and which masks have to be read to get at one of them.
-
-
-MAX_REFERENCE = 1 << 20
+# Mask.
 
 
 def write_coded_mask(coded: CodedMask) -> bytes:
@@ -138,25 +168,7 @@ def read_coded_mask(data: Reader, num_tensors: int) -> CodedMask:
     return CodedMask(kind, data.rest(), seed, magnitudes)
 
 
-# --------------------------------------------------------------------------------------------------
-# The memory section of a task: what tells it from others, and how far the earlier ones were.
-
-
-Memory = InputStatistics | Tensor | None
-NOTHING, GAUSSIAN, HISTOGRAM, SAMPLES = range(4)
-MAX_DIMENSIONS = 8
-DTYPES = {
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "bool": torch.bool,
-    "u8": torch.uint8,
-    "i8": torch.int8,
-    "i16": torch.int16,
-    "i32": torch.int32,
-    "i64": torch.int64,
-}
+# Memory.
 
 
 def write_memory(
@@ -256,17 +268,7 @@ def _read_samples(data: Reader) -> Tensor:
     return read_raw(data, types[number], shape)
 
 
-# --------------------------------------------------------------------------------------------------
-# The records section: the learner's settings and what is known of each task, as deflated JSON.
-
-
-_RAW_DEFLATE = -15
-_KINDS: Mapping[str, Any] = {
-    "accuracy": (int, float),
-    "owned": (int, float),
-    "reason": str,
-    "nearest": str,
-}
+# Records.
 
 
 def max_text_bytes(num_tasks: int) -> int:
@@ -280,7 +282,7 @@ def write_records(settings: Mapping[str, Any], subnets: Iterable[Subnet]) -> byt
     text = canonical({"settings": settings, "tasks": tasks}).encode()
     if len(text) > max_text_bytes(len(tasks)):
         raise ArtifactError(f"settings and reasons take {len(text)} bytes; shorten them.")
-    coder = zlib.compressobj(9, zlib.DEFLATED, _RAW_DEFLATE)
+    coder = zlib.compressobj(9, zlib.DEFLATED, RAW_DEFLATE)
     out = Writer()
     out.varint(len(text))
     out.raw(coder.compress(text) + coder.flush())
@@ -290,7 +292,7 @@ def write_records(settings: Mapping[str, Any], subnets: Iterable[Subnet]) -> byt
 def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The settings, and one record per task; at most the expected text is decompressed."""
     size = data.varint(max_text_bytes(num_tasks))
-    decoder = zlib.decompressobj(_RAW_DEFLATE)
+    decoder = zlib.decompressobj(RAW_DEFLATE)
     try:
         text = decoder.decompress(data.rest(), size + 1)
     except zlib.error as error:
@@ -322,6 +324,6 @@ def _record(subnet: Subnet) -> dict[str, Any]:
 
 def _is_record(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        k in _KINDS and isinstance(v, _KINDS[k]) and not isinstance(v, bool)
+        k in _RECORD_TYPES and isinstance(v, _RECORD_TYPES[k]) and not isinstance(v, bool)
         for k, v in value.items()
     )

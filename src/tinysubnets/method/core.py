@@ -43,7 +43,7 @@ from tinysubnets.method.compress import Compressed, Compressor, TaskParamSetting
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BankDecision, Sample, Subnet
+from tinysubnets.model.subnet import BankDecision, PackedMask, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey, initial_state, weights_hash
 from tinysubnets.nn.masked import TaskModule
@@ -109,6 +109,7 @@ class MaskedCore:
         self.architecture, self.settings, self.training = architecture, settings, training
         self.device = pick_device(device)
         self.store = store or SubnetStore(architecture, block=block, device=self.device)
+        self.store.seed = settings.seed
         if self.store.layout.block != block:
             raise SettingError(
                 f"block = {block}, but the store has masks of block {self.store.layout.block}; "
@@ -231,7 +232,7 @@ class SubnetTrainer:
             classes=self.task.classes,
             normalization=self.task.normalization,
             bank=self.decision.bank,
-            mask=compressed.mask.cpu(),
+            packed_mask=PackedMask.of(compressed.mask),
             bits=compressed.bits,
             own=compressed.own,
             task_params=coded,
@@ -242,7 +243,7 @@ class SubnetTrainer:
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
         )
-        self.core.store.add_(subnet, score_seed=self.core.settings.seed)
+        self.core.store.add_(subnet)
         report = self._report(subnet, compressed.seconds)
         self.reports[subnet.name] = report
         return report

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tinysubnets import seeds
+from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.errors import SettingError
-from tinysubnets.model.size import entropy_bits
 from tinysubnets.nn.layout import Layout
 
 
@@ -159,5 +159,6 @@ def spare(
         owned = layout.count(mask | candidate.owned) if owned is None else owned
         return 1.0 - owned / layout.num_weights
     own = layout.count(mask & ~candidate.owned) * candidate.bits
-    masks = min(entropy_bits(mask, r) for r in (None, *candidate.references))
+    differences = [mask, *(mask ^ r for r in candidate.references)]
+    masks = min(entropy_bits(int(d.count_nonzero()), d.numel()) for d in differences)
     return 1.0 - (own + masks) / (32 * layout.num_weights)

@@ -12,19 +12,29 @@ class Bank:
     """One value per shared weight, and which of them learned tasks own for ever.
 
     Values that nobody owns are zero; owned values never change again.
+
+    - `layout`: the shared weights, and the blocks that a mask divides them into.
+    - `values`: float32 [num_weights], by default zeros.
+    - `owned`: booleans [num_blocks], by default none.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(
+        self, layout: Layout, values: Tensor | None = None, owned: Tensor | None = None
+    ) -> None:
         self.layout = layout
-        self.values = torch.zeros(layout.num_weights)
-        self.owned = torch.zeros(layout.num_blocks, dtype=torch.bool)
+        self.values = torch.zeros(layout.num_weights) if values is None else values
+        self.owned = torch.zeros(layout.num_blocks, dtype=torch.bool) if owned is None else owned
 
     def new_blocks(self, mask: Tensor) -> Tensor:
         """The blocks of a mask that nobody owns yet."""
         return mask & ~self.owned
 
     def claim_(self, mask: Tensor, values: Tensor) -> None:
-        """Give the mask's free blocks to a task: write their values, in order, and own them."""
+        """Give the mask's free blocks to a task: write their values, in order, and own them.
+
+        - `mask`: booleans [num_blocks].
+        - `values`: one per weight of the blocks that are new, in the order of the flat vector.
+        """
         new = self.layout.expand(self.new_blocks(mask))
         # A new tensor, not a write in place: whoever holds the old one keeps a consistent bank.
         self.values = self.values.masked_scatter(new, values.to(self.values))

@@ -8,14 +8,14 @@ stored number per tensor. So no reader sorts, and no floating point is involved.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tinysubnets import seeds
-from tinysubnets.coding.masks import decode_mask, encode_mask
+from tinysubnets.coding.bits import pack_mask, unpack_mask
+from tinysubnets.coding.masks import decode_mask, encode_mask, entropy_bits
 from tinysubnets.errors import DamageError
 from tinysubnets.model.subnet import (
     FIRST_MEMBER,
@@ -70,42 +70,45 @@ class MaskContext:
 
 
 def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> CodedMask:
-    """The mask coded against the cheapest reference; first scores only where a seed is given."""
-    packed = np.packbits(mask, bitorder="little")
-    choices = dict(context.members)
-    candidates = {FIRST_MEMBER + i: m for i, m in choices.items()}
-    if choices:
+    """The mask coded against the cheapest reference, or against none.
+
+    - `mask`: flat booleans, one per block.
+    - `context`: where the mask stands, which says what there is to refer to.
+    - `seed`: that of the task's first scores, which are a reference then; None without them.
+    """
+    packed = pack_mask(mask)
+    candidates: dict[int, np.ndarray | None] = {NO_REFERENCE: None}
+    candidates |= {FIRST_MEMBER + i: member for i, member in context.members.items()}
+    if context.members:
         candidates[OWNED] = context.owned
     magnitudes: tuple[int, ...] = ()
     if seed is not None:
         magnitudes, scores = _scores_like(mask, context, seed)
-        candidates[SCORES] = np.packbits(scores, bitorder="little")
-        if choices:
-            candidates[FREE_SCORES] = candidates[SCORES] & ~context.owned
-    # The counts of a few are near the true cost; only the most promising are worth encoding.
-    best = sorted(candidates, key=lambda kind: _estimate_bits(packed, candidates[kind], len(mask)))
-    kinds = best[:_ENCODED]
-    references = [unpack(candidates[kind], len(mask)) for kind in kinds]
-    _, plain = encode_mask(mask, [], context.segments())
-    index, data = encode_mask(mask, references, context.segments())
-    if index is None or len(data) > _WORTH * len(plain):
-        return CodedMask(NO_REFERENCE, plain)
-    if kinds[index] in (SCORES, FREE_SCORES):
-        return CodedMask(kinds[index], data, int(seed or 0) % 2**64, magnitudes)
-    return CodedMask(kinds[index], data)
+        likely = pack_mask(scores)
+        candidates[SCORES] = likely
+        if context.members:
+            candidates[FREE_SCORES] = likely & ~context.owned
+    # An estimate is near the true cost; only the most promising are worth encoding.
+    ranked = sorted(candidates, key=lambda k: _estimate_bits(packed, candidates[k], len(mask)))
+    codes = {NO_REFERENCE: encode_mask(mask, None, context.segments())}
+    for kind in ranked[:_ENCODED]:
+        reference = candidates[kind]
+        if reference is not None:
+            codes[kind] = encode_mask(mask, unpack_mask(reference, len(mask)), context.segments())
+    best = min(ranked[:_ENCODED], key=lambda kind: len(codes[kind]))
+    if len(codes[best]) > _WORTH * len(codes[NO_REFERENCE]):
+        best = NO_REFERENCE
+    if best in (SCORES, FREE_SCORES):
+        return CodedMask(best, codes[best], int(seed or 0) % 2**64, magnitudes)
+    return CodedMask(best, codes[best])
 
 
-def _estimate_bits(mask: np.ndarray, reference: np.ndarray, count: int) -> float:
+def _estimate_bits(mask: np.ndarray, reference: np.ndarray | None, count: int) -> float:
     """The entropy of a packed mask where the reference is 1, plus that where it is 0."""
+    if reference is None:
+        return entropy_bits(_ones(mask), count)
     ones, both = _ones(reference), _ones(mask & reference)
-    return _entropy_bits(both, ones) + _entropy_bits(_ones(mask) - both, count - ones)
-
-
-def _entropy_bits(ones: int, count: int) -> float:
-    if not 0 < ones < count:
-        return 0.0
-    share = ones / count
-    return -count * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
+    return entropy_bits(both, ones) + entropy_bits(_ones(mask) - both, count - ones)
 
 
 def _ones(packed: np.ndarray) -> int:
@@ -121,28 +124,23 @@ def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:
     return decode_mask(coded.data, count, _reference(coded, context), context.segments())
 
 
-def unpack(packed: np.ndarray, count: int) -> np.ndarray:
-    """The booleans of a packed mask."""
-    return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
-
-
 def _reference(coded: CodedMask, context: MaskContext) -> np.ndarray | None:
     kind = coded.reference
     if kind == NO_REFERENCE:
         return None
     if kind == OWNED:
-        return unpack(context.owned, context.layout.num_blocks)
+        return unpack_mask(context.owned, context.layout.num_blocks)
     if kind in (SCORES, FREE_SCORES):
         scores = _scores_above(coded.magnitudes, context, coded.seed)
         if kind == FREE_SCORES:
-            scores &= ~unpack(context.owned, len(scores))
+            scores &= ~unpack_mask(context.owned, len(scores))
         return scores
     member = kind - FIRST_MEMBER
     if member not in context.members:
         raise DamageError(f"a mask refers to task {member} of bank {context.bank}, not there yet.")
     if context.recent is not None and context.recent[0] == member:
         return context.recent[1]
-    return unpack(context.members[member], context.layout.num_blocks)
+    return unpack_mask(context.members[member], context.layout.num_blocks)
 
 
 def _scores_like(

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from torch import Tensor
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -104,12 +102,3 @@ def worked_example_bits(tasks: Sequence[tuple[int, int]]) -> int:
     return sum(
         new * bits + (2**bits * (32 + bits) if bits < 32 else 0) for new, bits in tasks if new > 0
     )
-
-
-def entropy_bits(mask: Tensor, reference: Tensor | None = None) -> float:
-    """The first-order entropy of a mask's bits, or of its differences from a reference mask."""
-    flips = mask if reference is None else mask ^ reference
-    share = flips.double().mean()
-    if not 0 < share < 1:
-        return 0.0
-    return float(-(share * share.log2() + (1 - share) * (1 - share).log2()) * mask.numel())

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
@@ -30,8 +31,15 @@ DEFAULT_BATCH = 500
 class SubnetStore:
     """Banks and subnets over one architecture; the learned model.
 
-    `settings` are the learner's, kept so that learning can go on from a saved store. `saved_as`
-    names the file the store was loaded from or last saved as; a partial store holds one task.
+    - `architecture`: the network as code.
+    - `block`: how many neighbors of a row one bit of a mask covers.
+    - `settings`: the learner's, kept so that learning can go on from a saved store.
+    - `seed`: the learner's, where its tasks' mask scores start from it: a mask that stayed near its
+      start is coded as a difference from it. None where there is no such seed.
+    - `device`: where tasks are computed; banks and masks stay on the CPU.
+
+    `saved_as` names the file the store was loaded from or last saved as; a partial store holds one
+    task.
     """
 
     def __init__(
@@ -40,11 +48,12 @@ class SubnetStore:
         *,
         block: int = 1,
         settings: Mapping[str, Any] | None = None,
+        seed: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.architecture = architecture
         self.layout = Layout(architecture.shared, block)
-        self.settings = dict(settings or {})
+        self.settings, self.seed = dict(settings or {}), seed
         self.device = torch.device(device)
         self.banks: list[Bank] = []
         self.subnets: dict[str, Subnet] = {}
@@ -73,12 +82,8 @@ class SubnetStore:
         """The subnets of a bank, in the order of learning."""
         return [s for s in self.subnets.values() if s.bank == bank]
 
-    def add_(self, subnet: Subnet, *, score_seed: int | None = None) -> None:
-        """Claim the subnet's new weights in its bank and keep the subnet.
-
-        - `score_seed`: the seed that the task's mask scores started from, where they did: a mask
-          that stayed near its start is coded as a difference from it.
-        """
+    def add_(self, subnet: Subnet) -> None:
+        """Claim the subnet's new weights in its bank and keep the subnet."""
         if subnet.name in self.subnets:
             raise TaskError(f"a task named {subnet.name!r} has been learned already.")
         if self.is_partial:
@@ -88,25 +93,25 @@ class SubnetStore:
             )
         while len(self.banks) <= subnet.bank:
             self.banks.append(Bank(self.layout))
-        stored = _as_stored(subnet, self._coded_mask(subnet, score_seed))
+        stored = _as_stored(subnet, self._coded_mask(subnet))
         own = [c.decode() for c in subnet.own]
         self.banks[subnet.bank].claim_(stored.mask, torch.cat(own))
         self.subnets[subnet.name] = stored
 
-    def _coded_mask(self, subnet: Subnet, score_seed: int | None) -> CodedMask:
+    def _coded_mask(self, subnet: Subnet) -> CodedMask:
         """The mask against the cheapest reference; first scores count where they are known."""
         members = self.members(subnet.bank)
         kinds = [m.coded_mask.reference for m in members if m.coded_mask is not None]
-        if sum(k in (SCORES, FREE_SCORES) for k in kinds) >= MAX_SCORE_REFERENCES:
-            score_seed = None
+        score_references = sum(k in (SCORES, FREE_SCORES) for k in kinds)
+        seed = self.seed if score_references < MAX_SCORE_REFERENCES else None
         context = MaskContext(
             self.layout,
             subnet.bank,
             len(self.subnets),
-            {i: m.packed_mask for i, m in enumerate(members)},
-            np.packbits(self.banks[subnet.bank].owned.numpy(), bitorder="little"),
+            {i: m.packed_mask.bits for i, m in enumerate(members)},
+            pack_mask(self.banks[subnet.bank].owned.numpy()),
         )
-        return code_mask(subnet.mask.numpy(), context, score_seed)
+        return code_mask(subnet.mask.numpy(), context, seed)
 
     def weights(self, task: str) -> Tensor:
         """The task's shared weights, flat: its bank's values under its mask, else 0."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tinysubnets.coding.bits import pack_mask, unpack_mask
 from tinysubnets.nn.codebook import assign, fit, round_centroids
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
@@ -112,42 +112,50 @@ class CodedMask:
 NO_REFERENCE, OWNED, SCORES, FREE_SCORES, FIRST_MEMBER = range(5)
 
 
-class Packed(NamedTuple):
-    """Booleans at one bit each, the first in the lowest bit of the first byte, and their number."""
+@dataclass(frozen=True)
+class PackedMask:
+    """Booleans kept at one bit each, so that forty masks of a large network fit in memory.
+
+    - `bits`: uint8, the first boolean in the lowest bit of the first byte.
+    - `num`: how many booleans there are.
+    """
 
     bits: np.ndarray
     num: int
 
+    @classmethod
+    def of(cls, mask: Tensor) -> PackedMask:
+        """The packed form of a boolean vector."""
+        return cls(pack_mask(mask.detach().cpu().numpy()), len(mask))
 
-class _PackedBits:
-    """A boolean vector kept at one bit per entry: forty masks of a large network fit in memory."""
-
-    def __get__(self, instance: Any, owner: Any = None) -> Tensor:
-        packed, size = instance.__dict__["_mask"]
-        return torch.from_numpy(np.unpackbits(packed, count=size, bitorder="little").view(np.bool_))
-
-    def __set__(self, instance: Any, mask: Tensor | Packed) -> None:
-        if not isinstance(mask, Packed):
-            bits = mask.detach().cpu().numpy()
-            mask = Packed(np.packbits(bits, bitorder="little"), len(bits))
-        instance.__dict__["_mask"] = mask
+    def unpack(self) -> Tensor:
+        """The boolean vector on the CPU, made anew."""
+        return torch.from_numpy(unpack_mask(self.bits, self.num))
 
 
 @dataclass(frozen=True)
 class Subnet:
     """One learned task: its bank, mask, own coded weights, task-specific parameters and memory.
 
-    `own` has one entry per shared tensor, or one for all: the weights that this task was the first
-    of its bank to use, in the order of the flat vector. `shapes` are those of the task-specific
-    parameters. `coded_mask` is made once, when the task is claimed. `sample` tells what raw inputs
-    look like.
+    - `classes`: the user's own labels, in the order of the logits.
+    - `packed_mask`: one bit per block of shared weights: whether the task uses it.
+    - `bits`: the width of the codes of `own`; 32 where values stand as themselves.
+    - `own`: the weights that this task was the first of its bank to use, in the order of the flat
+      vector; one entry per shared tensor, or one for all.
+    - `task_params`, `shapes`: the task-specific parameters, flat, and their shapes.
+    - `memory`: what later tasks are compared with: statistics of the inputs, samples, or nothing.
+    - `decision`: why the task went to its bank.
+    - `valid_accuracy`: on validation data, measured as stored; NaN where unknown.
+    - `owned_before_pruning`: the share of the bank that tasks owned before post-pruning.
+    - `coded_mask`: the mask as the file has it; made once, when the store takes the subnet.
+    - `sample`: what raw inputs look like.
     """
 
     name: str
     classes: tuple[Label, ...]
     normalization: Normalization
     bank: int
-    mask: Tensor
+    packed_mask: PackedMask
     bits: int
     own: tuple[CodebookTensor, ...]
     task_params: Mapping[str, CodebookTensor]
@@ -167,9 +175,9 @@ class Subnet:
         )
 
     @property
-    def packed_mask(self) -> np.ndarray:
-        """The mask at one bit per block, the first in the lowest bit of the first byte."""
-        return self.__dict__["_mask"][0]
+    def mask(self) -> Tensor:
+        """Which blocks of shared weights the task uses, bool [num_blocks]; unpacked anew."""
+        return self.packed_mask.unpack()
 
     @property
     def num_new(self) -> int:
@@ -184,6 +192,3 @@ class Subnet:
     def task_tensors(self) -> dict[str, Tensor]:
         """The task-specific parameters as the network takes them, by name."""
         return {n: c.decode().reshape(self.shapes[n]) for n, c in self.task_params.items()}
-
-
-Subnet.mask = _PackedBits()  # type: ignore[assignment]  # after the class: it is no default value

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinysubnets.experiments.results import Group, Run, Spread, grouped
-from tinysubnets.experiments.run_dir import friendly_os_errors
+from tinysubnets.files import friendly_os_errors
 from tinysubnets.model.size import worked_example_bits
 from tinysubnets.paper import measures, notes
 from tinysubnets.paper import numbers as paper

@@ -34,7 +34,7 @@ def write_report(
             "Install it with: pip install 'tinysubnets[report]'"
         ) from error
     from tinysubnets.experiments.results import find_runs
-    from tinysubnets.experiments.run_dir import friendly_os_errors, replace_file
+    from tinysubnets.files import atomic_write, friendly_os_errors
     from tinysubnets.report.page import build
 
     folders = [run_dirs] if isinstance(run_dirs, (str, Path)) else list(run_dirs)
@@ -47,7 +47,7 @@ def write_report(
         pictures.mkdir(parents=True, exist_ok=True)
         for name, drawing in figures.items():
             drawing.save(pictures / f"{name}.svg")
-    replace_file(page, text.encode("utf-8"))
+        atomic_write(page, text.encode("utf-8"))
     return page
 
 

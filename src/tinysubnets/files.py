@@ -1,0 +1,191 @@
+"""Files on disk: the one way to replace a file or folder, to lock one, and to explain a failure.
+
+Whoever looks, and whatever is left after a crash or a power cut, is the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tinysubnets.errors import RunError
+
+try:
+    import fcntl
+except ImportError:  # Windows: processes are not kept apart there, the last writer wins
+    fcntl = None  # type: ignore[assignment]
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full. Free some space",
+    errno.EDQUOT: "the disk quota is used up. Free some space",
+    errno.EROFS: "the file system is read-only. Choose another folder with --out",
+    errno.EACCES: "permission was denied. Choose another folder with --out, or change its rights",
+    errno.ENOTDIR: "a part of the path is not a folder. Choose another folder with --out",
+    errno.EEXIST: "it is not a folder. Choose another folder with --out",
+    errno.EPERM: "the operation is not permitted. Choose another folder with --out",
+}
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # never write through a link that somebody put there
+
+
+def atomic_write(
+    path: Path, data: bytes | Iterable[bytes], *, is_only_writer: bool = False
+) -> None:
+    """Put a file in the place of another at one instant, and wait until it is on disk.
+
+    It is written beside its place under a random name, synced and renamed, and the folder synced.
+    On any error, Ctrl-C too, the file that was there stays and nothing is left beside it.
+
+    - `data`: the bytes of the file, or parts that are written one after the other.
+    - `is_only_writer`: the caller keeps other writers out with a `lock`, so that what a killed
+      process has left of this file is removed as well.
+    """
+    if is_only_writer:
+        remove_leftovers(path)
+    beside = _beside(path)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | getattr(os, "O_BINARY", 0)
+        with open(os.open(beside, flags, 0o666), "wb") as file:
+            file.writelines([data] if isinstance(data, bytes) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # of a read-only disk: the first error says more
+            beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def replaced_folder(path: Path) -> Iterator[Path]:
+    """A new folder to fill with files, which takes the place of `path` when the block ends.
+
+    A reader finds the old folder, none for an instant, or the new one with all that is in it. On
+    any error, Ctrl-C too, the old one stays and nothing is left beside it.
+    """
+    beside, old = _beside(path), _beside(path)
+    try:
+        beside.mkdir()
+        yield beside
+        for file in beside.iterdir():
+            sync_file(file)
+        sync_folder(beside)
+        if path.exists():  # a folder that holds files cannot be renamed over
+            os.replace(path, old)
+        os.replace(beside, path)
+        sync_folder(path.parent)
+    except BaseException:
+        if old.exists() and not path.exists():
+            os.replace(old, path)
+        raise
+    finally:
+        for folder in (beside, old):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes have left of a file or folder; only under its `lock`."""
+    if fcntl is None:  # without locks they may belong to a process that is alive
+        return
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.tmp"):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the contents of a file are on disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the renames in a folder are on disk, where folders can be synced at all."""
+    if os.name != "posix":
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # a folder that may be written to but not listed
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock, a file at `path`, against other processes; it goes with the process.
+
+    The file names its holder and is removed at the end. A lock that another process holds is a
+    BlockingIOError that names the holder, or with `wait` waited for.
+    """
+    descriptor = _locked(path, wait)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()}\n".encode())
+        yield
+    finally:
+        # The file goes first, while nobody else can hold it.
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def friendly_os_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of the disk into a RunError that says what to do.
+
+    - `folder`: what is written to. Where it holds a run that is not finished, the error says how to
+      go on with it.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0)
+        if reason is None:
+            raise
+        message = f"cannot write to {error.filename or folder}: {reason}."
+        if (folder / "config.toml").exists() and not (folder / "result.json").exists():
+            message += f" Nothing that was saved is lost; go on with: tsn resume {folder}"
+        raise RunError(message) from error
+
+
+def _beside(path: Path) -> Path:
+    """A name in the same folder that nobody else has or can guess."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+
+
+def _locked(path: Path, wait: bool) -> int:
+    """A descriptor of the file at `path`, locked."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o644)
+        if fcntl is None:
+            return descriptor
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The last holder may have removed the file in between: then this is a lock on nothing.
+            if _is_same_file(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise BlockingIOError(errno.EWOULDBLOCK, holder or "a process", str(path)) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
