@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nets import Residual, data, learner, mlp, stack, task
+from nets import TRAINING, Residual, data, learner, mlp, stack, task
+from tinysubnets.baselines.gem import GEM
+from tinysubnets.baselines.joint import Naive
+from tinysubnets.baselines.regularization import EWC
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.method.learner import TaskTrainer
 from tinysubnets.nn.architecture import Architecture
@@ -58,6 +63,79 @@ def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) 
     stores = [trainer.learner.store for trainer in (through, second)]
     assert stores[0].digest("a") == stores[1].digest("a")
     assert torch.equal(stores[0].subnet("a").mask, stores[1].subnet("a").mask)
+
+
+class Wrapper(nn.Module):
+    """A module around another one that only counts its calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.calls = module, 0
+
+    def forward(self, *args: Any) -> torch.Tensor:
+        self.calls += 1
+        return self.module(*args)
+
+
+def in_one_process(module: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(module)
+
+
+def by_the_compiler(module: nn.Module) -> nn.Module:
+    return torch.compile(module, backend="eager")  # type: ignore[return-value]
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def states(running: Any) -> list[dict[str, torch.Tensor]]:
+    """The state after each of two epochs."""
+    out = []
+    for _ in range(2):
+        running.epoch()
+        out.append(running.state()[0])
+    return out
+
+
+# The compiler itself instantiates autograd functions, which torch deprecates.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("method", ["tsn", "ewc", "gem"])
+@pytest.mark.parametrize("wrap", [Wrapper, in_one_process, by_the_compiler])
+def test_a_wrapper_around_the_module_is_trained_through_to_the_same_numbers(
+    method: str, wrap: Any, process_group: None
+) -> None:
+    def second_task() -> Any:
+        teacher: Any = learner()
+        if method != "tsn":
+            teacher = {"ewc": EWC, "gem": GEM}[method](Architecture(mlp()), training=TRAINING)
+        teacher.learn(task("a"))
+        return teacher.begin(task("b", seed=1))
+
+    plain, wrapped = second_task(), second_task()
+    wrapped.training.module = wrap(wrapped.training.module)
+    for one, two in zip(states(plain), states(wrapped), strict=True):
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[n], two[n]) for n in one)
+    if wrap is Wrapper:
+        gradients = {"tsn": 1, "ewc": 1, "gem": 2}[method]  # of the batch, and of the buffer
+        assert wrapped.training.module.calls == 2 * 3 * gradients
+
+
+def test_a_module_gives_logits_and_with_labels_its_loss() -> None:
+    x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
+    weights = torch.tensor([1.0, 2.0, 0.5])
+    for module in (trainer().module, Naive(Architecture(mlp())).begin(task()).module):
+        assert torch.equal(module(x), module.logits(x)) and module(x).shape == (5, 3)
+        assert torch.equal(module(x, y, weights), module.loss(x, y, weights))
+        wanted = functional.cross_entropy(module(x), y, weights)
+        torch.testing.assert_close(module(x, y, weights), wanted)
 
 
 def test_a_state_is_tensors_and_plain_numbers() -> None:

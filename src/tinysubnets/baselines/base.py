@@ -124,15 +124,6 @@ class DenseTraining(Training):
         """Batches in the same mixture as in training, in a fixed order."""
         return self.train.chunks(batch_size, limit)
 
-    def backward_(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Put the gradients of a batch's loss in place; gives the loss."""
-        self.optimizer.zero_grad(set_to_none=True)
-        bfloat16 = self.settings.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
-            loss = self.network.loss(inputs, labels, self.class_weights)
-        loss.backward()
-        return loss.detach()
-
 
 # --------------------------------------------------------------------------------------------------
 # The files of a dense model: plain safetensors, and a config.json for people.

@@ -247,18 +247,31 @@ class TaskModule(nn.Module):
         """All tensors of the network as it would be used now."""
         return {n: t.detach() for n, t in self.tensors(self.final_weights()).items()}
 
-    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits of normalized inputs, in training mode."""
+    def forward(
+        self, inputs: Tensor, labels: Tensor | None = None, class_weights: Tensor | None = None
+    ) -> Tensor:
+        """The logits of normalized inputs [batch, ...] or, with labels [batch], the loss.
+
+        The training loop calls nothing else for its gradients, so that a wrapper around the module
+        sees every step. `class_weights` [classes] weigh the cross-entropy.
+        """
+        return self.logits(inputs) if labels is None else self.loss(inputs, labels, class_weights)
+
+    def logits(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The logits [batch, classes] of normalized inputs, in training mode.
+
+        `mask` is that of the current scores, where it is known already.
+        """
         return self.architecture(self.tensors(self.effective(mask)), inputs, "train")
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy, plus λ times how far compression moves the output of each layer."""
         mask = self.mask()
         if self.compression.layer_loss_weight == 0:
-            return functional.cross_entropy(self(inputs, mask), labels, class_weights)
+            return functional.cross_entropy(self.logits(inputs, mask), labels, class_weights)
         full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
         with layer_losses(self.architecture, self.architecture.split(full)) as losses:
-            loss = functional.cross_entropy(self(inputs, mask), labels, class_weights)
+            loss = functional.cross_entropy(self.logits(inputs, mask), labels, class_weights)
         return loss + self.compression.layer_loss_weight * sum(losses)
 
     @torch.no_grad()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tinysubnets.nn.masked import TaskModule
+
 if TYPE_CHECKING:
     from tinysubnets.training.loop import Training
 
@@ -91,8 +93,8 @@ class CapturedStep:
 
     def update_codebooks_(self) -> None:
         """Fit the codebooks anew: first by search, then warm, and from then on by a graph."""
-        module = self.training.module
-        if not module.has_codebooks:
+        module = self.training.unwrapped
+        if not isinstance(module, TaskModule) or not module.has_codebooks:
             return
         if self._refresh is not None:
             self._refresh.replay()
@@ -136,6 +138,6 @@ class CapturedStep:
 
     def _state(self) -> list[Tensor]:
         """Everything a step changes: the module's tensors and the optimizer's."""
-        module = list(self.training.module.state_dict(keep_vars=True).values())
+        module = list(self.training.unwrapped.state_dict(keep_vars=True).values())
         moments = [v for s in self.training.optimizer.state.values() for v in s.values()]
         return [*module, *(v for v in moments if isinstance(v, Tensor))]

@@ -10,10 +10,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinysubnets import seeds
 from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.nn.dense import DenseModule
+from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
@@ -57,14 +59,15 @@ class Progress:
 class Training:
     """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it.
 
-    A module can be trained that has an `architecture`, a `loss(inputs, labels, class_weights)`,
-    `groups()` of parameters, codebooks to `update_codebooks_()`, or none (`has_codebooks`), and
-    `eval_tensors()`: the tensors it would be used with as it stands.
+    Every gradient comes from a call of `module`, which may be replaced by a wrapper around it, say
+    `training.module = DistributedDataParallel(training.module)`. State, codebooks and validation
+    are those of the `unwrapped` module. `seed` and `number`, that of the task, decide the order of
+    samples and what dropout and augmentation draw.
     """
 
     def __init__(
         self,
-        module: Any,
+        module: TaskModule | DenseModule,
         task: Task,
         settings: TrainingSettings,
         *,
@@ -72,7 +75,9 @@ class Training:
         number: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.module, self.task, self.settings = module.to(device), task, settings
+        self.unwrapped: TaskModule | DenseModule = module.to(device)
+        self.module: nn.Module = self.unwrapped
+        self.task, self.settings = task, settings
         self.device, self.path = torch.device(device), (seed, "training", number)
         self.train = DeviceLoader(task.train, task.normalization, device)
         self.valid = DeviceLoader(task.valid, task.normalization, device)
@@ -145,7 +150,7 @@ class Training:
         batches = self.train.epoch(order, self.settings.batch_size, self.augmentation)
         for step, (inputs, labels) in enumerate(batches):
             if step in due:
-                self.module.update_codebooks_()
+                self.unwrapped.update_codebooks_()
             for group in self.optimizer.param_groups:
                 group["lr"] = rates[step] * group["factor"]
             total += self.step(inputs, labels)
@@ -164,12 +169,17 @@ class Training:
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimizer step; gives the loss without waiting for it."""
+        loss = self.backward_(inputs, labels)
+        self._update()
+        return loss
+
+    def backward_(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Put the gradients of a batch's loss in the place of the last ones; gives the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         bfloat16 = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
             loss = self._loss(self.module, inputs, labels, self.class_weights)
         loss.backward()
-        self._update()
         return loss.detach()
 
     def use_fused_update_(self) -> None:
@@ -179,7 +189,7 @@ class Training:
 
     def measure(self) -> Tensor:
         """Right answers and sum of losses on validation data, with statistics of its own."""
-        return self.validator.count(self.module.eval_tensors())
+        return self.validator.count(self.unwrapped.eval_tensors())
 
     def validate(self) -> EvalResult:
         """The validation score of the network as it stands."""
@@ -201,11 +211,12 @@ class Training:
         """
         self._captured = self._measure = None
         if self.best:
-            self.module.load_state_dict(self.best)
+            self.unwrapped.load_state_dict(self.best)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything needed to go on from here: tensors by name, and plain numbers."""
-        tensors = {f"module.{n}": t.detach().clone() for n, t in self.module.state_dict().items()}
+        own = self.unwrapped.state_dict()
+        tensors = {f"module.{n}": t.detach().clone() for n, t in own.items()}
         tensors |= {f"best.{n}": t.clone() for n, t in self.best.items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {
@@ -221,7 +232,7 @@ class Training:
             p: {n[len(p) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{p}.")}
             for p in ("module", "best", "optimizer")
         }
-        self.module.load_state_dict(pick["module"])
+        self.unwrapped.load_state_dict(pick["module"])
         self.best = {n: t.to(self.device) for n, t in pick["best"].items()}
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in pick["optimizer"].items():
@@ -238,7 +249,7 @@ class Training:
         rank = (result.accuracy, -result.loss if math.isfinite(result.loss) else -math.inf)
         is_best = not self.best or rank > (progress.best_accuracy, -progress.best_loss)
         if is_best:
-            self.best = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
+            self.best = {n: t.detach().clone() for n, t in self.unwrapped.state_dict().items()}
             progress.best_epoch, progress.best_accuracy = progress.epoch, result.accuracy
             progress.best_loss = result.loss
         self._watch_plateau(result.loss)
@@ -273,9 +284,9 @@ class Training:
         return high * 0.5**self.progress.halvings if self.settings.schedule == "plateau" else high
 
 
-def loss_of(module: Any, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-    """The module's loss on a batch."""
-    return module.loss(inputs, labels, weights)
+def loss_of(module: nn.Module, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The loss of a module, or of a wrapper around it, on a batch."""
+    return module(inputs, labels, weights)
 
 
 @cache
