@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 
+from tinysubnets.errors import SettingError
 from tinysubnets.nn import topk as masks
+from tinysubnets.training.optim import LONG, fused_update
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -305,8 +308,6 @@ def test_lookup_tables_by_the_kernel_equal_the_plain_ones(k: int) -> None:
 @needs_triton
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
 def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
-    from tinysubnets.training.optim import LARGE, fused_update
-
     make = {
         "sgd": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1).to(DEVICE), fused=True),
         "momentum": lambda p: torch.optim.SGD(
@@ -328,7 +329,7 @@ def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
         ),
     }[kind]
     generator = torch.Generator().manual_seed(0)
-    start = [torch.randn(n, generator=generator).to(DEVICE) for n in (LARGE + 77, 10)]
+    start = [torch.randn(n, generator=generator).to(DEVICE) for n in (LONG + 77, 10)]
     mine, theirs = ([p.clone().requires_grad_() for p in start] for _ in range(2))
     my_optimizer, optimizer = make(mine), make(theirs)
     update = fused_update(my_optimizer)
@@ -340,3 +341,18 @@ def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
         optimizer.step()
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "word"),
+    [
+        (lambda p: torch.optim.RMSprop(p), "RMSprop.*SGD"),
+        (lambda p: torch.optim.NAdam(p), "NAdam"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True), "nesterov"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), "dampening"),
+    ],
+)
+def test_an_update_that_no_kernel_knows_is_refused(optimizer: Any, word: str) -> None:
+    with pytest.raises(SettingError, match=word):
+        fused_update(optimizer([torch.zeros(LONG, requires_grad=True)]))

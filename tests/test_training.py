@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -22,9 +22,10 @@ from tinysubnets.nn.topk import top_k
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.training.evaluate import EvalResult, _pooled, recalibrate_batchnorm, score
 from tinysubnets.training.loop import Training
+from tinysubnets.training.optim import OPTIMIZERS, make_optimizer
 from tinysubnets.training.settings import TrainingSettings
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05},
     "adam": {"optimizer": "adam"},
     "plateau": {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "plateau"},
@@ -36,10 +37,10 @@ def trainer(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> Task
     return learner(net, training=training, **how).begin(task(shape=shape))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("bits", [3, 32])
 def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) -> None:
-    settings: dict[str, Any] = OPTIMIZERS[name] | {"epochs": 5, "bits": bits}
+    settings: dict[str, Any] = WAYS[name] | {"epochs": 5, "bits": bits}
     through = trainer(Residual(), (1, 6, 6), **settings)
     reports = [through.epoch() for _ in range(5)]
     through.finish()
@@ -209,6 +210,18 @@ def test_plateau_halves_after_six_epochs_and_ends_below_the_final_rate() -> None
 def test_a_constant_rate() -> None:
     running = trainer(epochs=3, schedule="constant", lr=0.03)
     assert [running.epoch().lr for _ in range(3)] == [0.03] * 3
+
+
+def test_every_optimizer_that_can_be_set_can_be_made() -> None:
+    names = get_args(get_type_hints(TrainingSettings)["optimizer"])
+    assert set(names) == set(OPTIMIZERS)
+    for name in names:
+        made = make_optimizer(
+            trainer().module.groups(), TrainingSettings(optimizer=name), torch.device("cpu")
+        )
+        assert type(made) is OPTIMIZERS[name].torch_class
+    with pytest.raises(SettingError, match=r"lamb.*Known: adam, adamw, sgd"):
+        make_optimizer({}, TrainingSettings(optimizer="lamb"), torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_scores_have_a_rate_of_their_own_and_no_decay() -> None:

@@ -20,7 +20,7 @@ from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
 from tinysubnets.training.evaluate import EvalResult, Validator
-from tinysubnets.training.optim import fused_update, has_kernels, make_optimizer
+from tinysubnets.training.optim import can_fuse, fused_update, make_optimizer
 from tinysubnets.training.precision import arithmetic, seeded
 from tinysubnets.training.settings import TrainingSettings
 
@@ -183,8 +183,8 @@ class Training:
         return loss.detach()
 
     def use_fused_update_(self) -> None:
-        """Update large vectors by a kernel of our own from now on, where it can be had."""
-        if has_kernels():
+        """Update long vectors by a kernel of our own from now on, where there is one."""
+        if can_fuse(self.optimizer):
             self._update = fused_update(self.optimizer)
 
     def measure(self) -> Tensor:
