@@ -18,7 +18,7 @@ from tinysubnets.baselines.regularization import EWC
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.method.learner import TaskTrainer
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.topk import top_k
+from tinysubnets.nn.topk import top_k_segments
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.training.evaluate import EvalResult, _pooled, recalibrate_batchnorm, score
 from tinysubnets.training.loop import Training
@@ -163,7 +163,8 @@ def test_the_best_epoch_has_the_mask_of_its_own_scores() -> None:
     assert torch.equal(running.module.scores, scores[1])
     assert torch.equal(subnet.mask, masks[1])
     for (i, j), k in zip(running.module.layout.block_segments, (18, 30), strict=True):
-        assert torch.equal(subnet.mask[i:j], top_k(scores[1][i:j].abs(), k))
+        best, _ = top_k_segments(scores[1][i:j].abs(), [(0, j - i, k)])
+        assert torch.equal(subnet.mask[i:j], best)
 
 
 def test_of_equal_accuracies_the_lower_loss_is_best() -> None:

@@ -57,7 +57,7 @@ class Compressor:
     def coded(self, mask: Tensor, bits: int) -> tuple[CodebookTensor, ...]:
         """The task's own weights as codes, one codebook per layer or one for all."""
         own = self.own_weights(mask)
-        return tuple(code(self.free[i:j][own[i:j]], bits) for i, j in self.module.code_segments)
+        return tuple(code(self.free[i:j][own[i:j]], bits) for i, j in self.module.codebook_segments)
 
     def weights(self, mask: Tensor, own: tuple[CodebookTensor, ...] | None) -> Tensor:
         """The flat weights under a mask: owned values, and own ones decoded or as trained."""

@@ -294,7 +294,6 @@ class TaskTrainer:
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of a lesson on the same task and the same store."""
         self.training.restore_(tensors, numbers)
-        self.module.is_fresh = self.training.progress.epoch == 0
 
     def _module(self, bank: Bank) -> TaskModule:
         """What is trained: masked weights over the bank."""

@@ -99,9 +99,9 @@ class CapturedStep:
         if self._refresh is not None:
             self._refresh.replay()
             return
-        was_fresh = module.is_fresh
+        was_fitted = module.codebooks_fitted
         module.update_codebooks_()
-        if not was_fresh:
+        if was_fitted and module.can_capture_codebooks:
             with capturing() as self._refresh:
                 module.update_codebooks_()
 
