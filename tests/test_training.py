@@ -20,7 +20,7 @@ from tinysubnets.method.learner import TaskTrainer
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.topk import top_k_segments
 from tinysubnets.tasks.loader import DeviceLoader
-from tinysubnets.training.evaluate import EvalResult, _pooled, recalibrate_batchnorm, score
+from tinysubnets.training.evaluate import EvalResult, _pooled, evaluate, recalibrate_batchnorm
 from tinysubnets.training.loop import Training
 from tinysubnets.training.optim import OPTIMIZERS, make_optimizer
 from tinysubnets.training.settings import TrainingSettings
@@ -302,13 +302,13 @@ def test_bad_training_settings_are_refused(settings: dict[str, Any]) -> None:
         learner(training=settings)
 
 
-def test_scores_by_hand() -> None:
+def test_accuracy_and_loss_by_hand() -> None:
     architecture = Architecture(mlp())
     made = task()
     tensors = {n: p.detach() for n, p in mlp().named_parameters()}
     batches = DeviceLoader(made.train, made.normalization, "cpu")
     logits = architecture(tensors, made.normalization(made.train.inputs()))
-    found = score(architecture, tensors, batches, chunk=7)
+    found = evaluate(architecture, tensors, batches, batch_size=7)
     hits = (logits.argmax(1) == made.train.labels).float().mean()
     assert found.accuracy == pytest.approx(float(hits))
     assert found.loss == pytest.approx(
@@ -395,7 +395,7 @@ def test_diverged_training_says_what_to_do_and_leaves_the_learner_alone(bits: in
 
 
 @pytest.mark.parametrize("post_pruning", [False, True])
-def test_measuring_is_exact_whatever_training_is(post_pruning: bool) -> None:
+def test_evaluation_is_exact_whatever_training_is(post_pruning: bool) -> None:
     """All but the trials of post-pruning, which are only compared with one another."""
     seen = []
 
@@ -416,8 +416,8 @@ def test_measuring_is_exact_whatever_training_is(post_pruning: bool) -> None:
     running.finish()
     running.learner.logits("a", torch.zeros(2, 6))
     assert {tuple(how) for training, *how in seen if training} == {(True, True)}
-    measured = {tuple(how) for training, *how in seen if not training}
-    assert measured == ({(False, False), (True, False)} if post_pruning else {(False, False)})
+    evaluated = {tuple(how) for training, *how in seen if not training}
+    assert evaluated == ({(False, False), (True, False)} if post_pruning else {(False, False)})
 
 
 @pytest.mark.parametrize(("views", "last"), [(False, True), (True, False)])

@@ -27,7 +27,7 @@ from tinysubnets.nn.dense import DenseModule, Outputs
 from tinysubnets.nn.init import InitKey, initial_task_params, initial_values
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label, Split, Task
-from tinysubnets.training.evaluate import BATCHNORM_SAMPLES, count, recalibrate_batchnorm
+from tinysubnets.training.evaluate import BATCHNORM_SAMPLES, count_correct, recalibrate_batchnorm
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
@@ -108,11 +108,11 @@ class DenseTraining(Training):
         super().__init__(module, task, settings, seed=seed, number=number, device=device)
         self.network = module
 
-    def measure(self) -> Tensor:
+    def validation_counts(self) -> Tensor:
         """Right answers and sum of losses, with statistics of the network as it stands."""
         tensors = self.settled(self.network.eval_tensors(), BATCHNORM_SAMPLES)
-        answer = self.network.outputs.restrict
-        return count(self.network.architecture, tensors, self.valid, answer=answer)
+        restrict = self.network.outputs.restrict
+        return count_correct(self.network.architecture, tensors, self.valid, adjust_logits=restrict)
 
     def settled(self, tensors: Mapping[str, Tensor], limit: int | None = None) -> dict[str, Tensor]:
         """The tensors with the normalization statistics of what this training shows the network."""

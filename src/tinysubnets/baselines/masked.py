@@ -398,8 +398,8 @@ class AdaQPackNetTrainer(MagnitudeTrainer):
 
     def prune_(self) -> None:
         """Keep the sparsest of ever smaller masks that is accurate enough, and start it anew."""
-        module, validator = self.module, self.training.validator
-        least = validator(module.eval_tensors()).accuracy - self.learner.own.pruning_tolerance
+        module, evaluate = self.module, self.training.evaluate
+        least = evaluate(module.eval_tensors()).accuracy - self.learner.own.pruning_tolerance
         free = [int((~module.owned[i:j]).sum()) for i, j in module.layout.block_segments]
         density = self.learner.own.density
         best = module.largest(tuple(map(min, free, module.layout.keep(density))))
@@ -419,7 +419,7 @@ class AdaQPackNetTrainer(MagnitudeTrainer):
 
     def _accuracy(self, mask: Tensor) -> float:
         tensors = self.module.tensors(self.module.final_weights(mask))
-        return self.training.validator({n: t.detach() for n, t in tensors.items()}).accuracy
+        return self.training.evaluate({n: t.detach() for n, t in tensors.items()}).accuracy
 
     def _compress(self) -> tuple[Subnet, float]:
         work = Compressor(self)

@@ -74,7 +74,7 @@ class Compressor:
 
     def accuracy(self, weights: Tensor) -> float:
         """The validation accuracy with these shared weights."""
-        return self.trainer.training.validator(self.tensors(weights)).accuracy
+        return self.trainer.training.evaluate(self.tensors(weights)).accuracy
 
     def choose_bits(self, mask: Tensor) -> tuple[int, tuple[CodebookTensor, ...]]:
         """The fixed bit-width, or the least that keeps accuracy within the tolerance."""
@@ -96,7 +96,7 @@ class Compressor:
         def count() -> Tensor:
             kept = torch.where(self.layout.expand(current), values, 0.0)
             precision = training.settings.precision  # candidates are only compared
-            return training.validator.count(self.tensors(kept), settings.samples, precision)
+            return training.count_correct(self.tensors(kept), settings.samples, precision)
 
         counts = training.captured(count)
 
@@ -146,7 +146,7 @@ class Compressor:
             stored = {
                 n: c.decode().reshape(tensors[n].shape).to(tensors[n]) for n, c in coded.items()
             }
-            return training.validator(tensors | stored, calibrate=False).accuracy
+            return training.evaluate(tensors | stored, recalibrate=False).accuracy
 
         return _narrowest(
             {n: tensors[n] for n in names},

@@ -292,7 +292,7 @@ class TaskModule(nn.Module):
 
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:
-        """The flat weights of the task as they are measured: exact zeros outside the mask."""
+        """The flat weights of the task as it is evaluated: exact zeros outside the mask."""
         kept = self.layout.expand(self.mask() if mask is None else mask)
         values = torch.where(self.owned_weights, self.bank_values, self.quantized())
         return torch.where(kept, values, 0.0)
