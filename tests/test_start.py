@@ -17,7 +17,7 @@ from tinysubnets.method.learner import TinySubNets
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey, bound_of, initial_state, scores_from_mask
 from tinysubnets.nn.layout import Layout
-from tinysubnets.nn.topk import top_k
+from tinysubnets.nn.topk import top_k_segments
 
 GOLDEN_FREE = [-0.39779913425445557, 0.5830234885215759, -0.6023926138877869]
 GOLDEN_SCORES = [-0.5115312337875366, 0.49839767813682556, -0.2792265713214874]
@@ -108,7 +108,8 @@ def test_warm_scores_put_an_earlier_mask_on_top() -> None:
     mask = torch.rand(layout.num_blocks, generator=torch.Generator().manual_seed(1)) < 0.3
     warm = scores_from_mask(fresh, mask, layout)
     for i, j in layout.block_segments:
-        assert torch.equal(top_k(warm[i:j].abs(), int(mask[i:j].sum())), mask[i:j])
+        best, _ = top_k_segments(warm[i:j].abs(), [(0, j - i, int(mask[i:j].sum()))])
+        assert torch.equal(best, mask[i:j])
         assert torch.equal(warm[i:j].abs().sort().values, fresh[i:j].abs().sort().values)
         assert torch.equal(warm[i:j] < 0, fresh[i:j] < 0)
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tinysubnets.kernels.topk import plan
+from tinysubnets.kernels.topk import tiling
 
 TILE = 1024
 
@@ -79,7 +79,7 @@ class FusedWeights(torch.autograd.Function):
         size = free.shape[-1]
         bounds = tuple((i, j, 0) for i, j in segments)
         rows = free.numel() // size
-        tiles, *_ = plan(bounds, rows, size, free.device, TILE)
+        tiles, *_ = tiling(bounds, rows, size, free.device, TILE)
         ctx.size, ctx.num, ctx.grid = size, len(segments), (len(tiles), rows)
         ctx.quantized = lookup is not None
         low, rate, table = lookup if ctx.quantized else (free, free, free)

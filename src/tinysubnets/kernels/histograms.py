@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinysubnets.kernels.topk import plan
+from tinysubnets.kernels.topk import tiling
 
 TILE = 1024
 WIDE = 4096  # places that one program measures
 CELLS = 64  # cells of a bin
 ROWS = 16  # bins that one program sums up
 ENOUGH = 1 << 20  # of longer segments about so many places are looked at, evenly spread
+UNKNOWN_SCALE, UNKNOWN_REACH = 1e-4, 10.0  # the extent to expect where no centroid tells of it
 
 Segments = Sequence[tuple[int, int]]
 
@@ -114,6 +115,17 @@ def extent(values: Tensor, kept: Tensor, segments: Segments) -> tuple[Tensor, Te
     return scale, reach
 
 
+def extent_of(centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """Much the same from the last centroids [..., k], with room for values to have moved outwards.
+
+    A codebook that was empty has zeros, which say nothing of values that come later.
+    """
+    sizes = centroids.abs()
+    scale, reach = sizes.mean(-1), 2 * sizes.amax(-1)
+    known = reach > 1e-30
+    return torch.where(known, scale, UNKNOWN_SCALE), torch.where(known, reach, UNKNOWN_REACH)
+
+
 def count_cells(
     values: Tensor, kept: Tensor, segments: Segments, cells: int, extent: tuple[Tensor, Tensor]
 ) -> Tensor:
@@ -132,7 +144,11 @@ def count_cells(
 def histogram(
     values: Tensor, kept: Tensor, segments: Segments, bins: int, extent: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Counts and sums [rows, segments, bins] of the kept values, as `refresh._histogram`."""
+    """Counts and sums [rows, segments, bins] of the kept values.
+
+    Bins are uniform in asinh(x / scale); each has 64 cells, and a value counts as the middle of its
+    cell.
+    """
     cells = count_cells(values, kept, segments, CELLS * bins, extent)
     scale, reach = (x.contiguous() for x in extent)
     count, total = cells.new_empty(2, *cells.shape[:2], bins, dtype=torch.float64)
@@ -147,7 +163,7 @@ def _wide(
     segments: tuple[tuple[int, int], ...], rows: int, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """All tiles in the order of their segments, and where the tiles of each begin."""
-    tiles, *_ = plan(tuple((i, j, 0) for i, j in segments), rows, size, device, WIDE)
+    tiles, *_ = tiling(tuple((i, j, 0) for i, j in segments), rows, size, device, WIDE)
     number = torch.arange(len(segments) + 1, device=device, dtype=torch.int32)
     return tiles, torch.searchsorted(tiles[:, 0].contiguous(), number).int()
 
@@ -157,7 +173,7 @@ def _sample(
     segments: tuple[tuple[int, int], ...], rows: int, size: int, device: torch.device
 ) -> Tensor:
     """The tiles of short segments, and every n-th of long ones."""
-    tiles, *_ = plan(tuple((i, j, 0) for i, j in segments), rows, size, device, TILE)
+    tiles, *_ = tiling(tuple((i, j, 0) for i, j in segments), rows, size, device, TILE)
     chosen = []
     for number, (start, stop) in enumerate(segments):
         own = tiles[tiles[:, 0] == number]

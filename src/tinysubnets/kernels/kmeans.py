@@ -1,5 +1,10 @@
 # mypy: disallow-untyped-defs=False
-"""Training codebooks on a GPU: the best division of bins, Lloyd steps on them, lookup tables."""
+"""Training codebooks on a GPU: histogram, optimal split, Lloyd steps, lookup tables.
+
+The steps of `nn/kmeans.py` in fixed shapes and without host synchronization, so that a CUDA graph
+can hold them. Values are only counted, in a histogram of even bins in asinh(x / scale), so that the
+result is deterministic whatever the order of the threads.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tinysubnets.kernels.histograms import Segments, extent, extent_of, histogram
+
+NUM_BINS = 256  # of the histogram that centroids are fitted to: eight for each of 32 centroids
 TABLE = 1024  # steps of a lookup table per program
 ROWS = 16  # ends of a part that are tried at once
 
@@ -46,7 +54,7 @@ def _gain(counts, totals, sums, gains, BINS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _divide(
+def _optimal_split(
     sums, gains, bests, splits, centroids, BINS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr
 ):
     """The best division of one codebook's bins into K parts, by dynamic programming.
@@ -87,7 +95,7 @@ def _divide(
 
 
 @triton.jit
-def _settle(
+def _lloyd(
     counts, totals, olds, centroids, STEPS: tl.constexpr, BINS: tl.constexpr, K: tl.constexpr
 ):
     """Lloyd steps of one codebook on its bins; meanwhile unused centroids stay where they are."""
@@ -121,7 +129,7 @@ def _border(centroids, at):
 
 
 @triton.jit
-def _tabulate(
+def _lookup_table(
     centroids, low, rate, table, steps, K: tl.constexpr, TABLE: tl.constexpr
 ):  # fmt: skip
     """A part of the lookup table of one codebook: the centroid of each step."""
@@ -143,8 +151,29 @@ def _tabulate(
     tl.store(rate + book, pace)
 
 
-def divide(count: Tensor, total: Tensor, k: int) -> Tensor:
-    """Centroids [..., k], k a power of two, of the best division of bins [..., bins]."""
+def update_codebooks(
+    values: Tensor,
+    kept: Tensor,
+    segments: Segments,
+    k: int,
+    previous: Tensor | None,
+    lloyd_steps: int,
+) -> Tensor:
+    """Centroids [segments, k] of a vector [N] as `codebook.update_codebooks`; k is 2, 4, ... 32."""
+    rows, kept = values[None], kept[None]
+    if previous is None:
+        bins = histogram(rows, kept, segments, NUM_BINS, extent(rows, kept, segments))
+        return optimal_split(*bins, k)[0]
+    last = previous.detach()[None]
+    bins = histogram(rows, kept, segments, NUM_BINS, extent_of(last))
+    return lloyd(*bins, last, lloyd_steps)[0]
+
+
+def optimal_split(count: Tensor, total: Tensor, k: int) -> Tensor:
+    """Centroids [..., k], k a power of two, of the optimal split of bins [..., bins].
+
+    `count` and `total` hold the number and the sum of the values in each bin.
+    """
     shape, bins = count.shape[:-1], count.shape[-1]
     sums = count.new_empty(*shape, 2, bins)
     gains, bests = (count.new_empty(*shape, n, bins, dtype=torch.float32) for n in (bins, k))
@@ -153,26 +182,26 @@ def divide(count: Tensor, total: Tensor, k: int) -> Tensor:
     _gain[(shape.numel(), bins // ROWS)](
         count.contiguous(), total.contiguous(), sums, gains, BINS=bins, ROWS=ROWS, num_warps=8
     )
-    _divide[(shape.numel(),)](
+    _optimal_split[(shape.numel(),)](
         sums, gains, bests, splits, centroids, BINS=bins, K=k, ROWS=ROWS, num_warps=16
     )
     return centroids
 
 
-def settle(count: Tensor, total: Tensor, centroids: Tensor, steps: int) -> Tensor:
+def lloyd(count: Tensor, total: Tensor, centroids: Tensor, steps: int) -> Tensor:
     """Centroids [..., k], k a power of two, after Lloyd steps on bins [..., bins]."""
     k, bins = centroids.shape[-1], count.shape[-1]
-    settled = torch.empty_like(centroids)
-    _settle[(centroids.numel() // k,)](
-        count.contiguous(), total.contiguous(), centroids.contiguous(), settled, STEPS=steps,
+    moved = torch.empty_like(centroids)
+    _lloyd[(centroids.numel() // k,)](
+        count.contiguous(), total.contiguous(), centroids.contiguous(), moved, STEPS=steps,
         BINS=bins, K=k, num_warps=8,
     )  # fmt: skip
-    return settled
+    return moved
 
 
-def tabulate_(centroids: Tensor, low: Tensor, rate: Tensor, table: Tensor) -> None:
-    """Write the lookup tables of codebooks [..., k], k at least 2, as `codebook.lookup_of`."""
+def lookup_table_(centroids: Tensor, low: Tensor, rate: Tensor, table: Tensor) -> None:
+    """Write the lookup tables of codebooks [..., k], k at least 2, as `codebook.lookup_table`."""
     k, steps = centroids.shape[-1], table.shape[-1]
-    _tabulate[(centroids.numel() // k, -(-steps // TABLE))](
+    _lookup_table[(centroids.numel() // k, -(-steps // TABLE))](
         centroids, low, rate, table, steps, K=k, TABLE=TABLE
     )

@@ -70,21 +70,27 @@ def _sgd(
 UPDATE = 1024  # values per program
 
 
-def adam_(
-    parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], decoupled: bool
-) -> None:
-    """An Adam update in place, by the state and group of a torch optimizer; the rate a tensor."""
+def adam_(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+    """An update by Adam or AdamW in place, by the state and group of the torch optimizer.
+
+    The group's learning rate is a tensor on the device, so that a captured graph reads the rate of
+    each step.
+    """
     state["step"].add_(1)
     count = parameter.numel()
     _adam[(-(-count // UPDATE),)](
         parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"],
         group["lr"], count, BETA1=group["betas"][0], BETA2=group["betas"][1],
-        EPSILON=group["eps"], DECAY=group["weight_decay"], DECOUPLED=decoupled, SIZE=UPDATE,
+        EPSILON=group["eps"], DECAY=group["weight_decay"],
+        DECOUPLED=group["decoupled_weight_decay"], SIZE=UPDATE,
     )  # fmt: skip
 
 
 def sgd_(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-    """A gradient step in place, by the state and group of a torch optimizer; the rate a tensor."""
+    """An update by SGD with momentum in place, by the state and group of the torch optimizer.
+
+    The learning rate is a tensor, as for `adam_`.
+    """
     count = parameter.numel()
     _sgd[(-(-count // UPDATE),)](
         parameter, parameter.grad, state["momentum_buffer"], group["lr"], count,

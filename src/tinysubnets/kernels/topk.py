@@ -129,16 +129,16 @@ def _fill(
 def top_k_segments(
     values: Tensor, bounds: Bounds, allowed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The mask [..., n] and thresholds [..., segments] of `masks.top_k_segments`, on a GPU.
+    """The mask [..., n] and thresholds [..., segments] of `nn.topk.top_k_segments`, on a GPU.
 
     Signs are ignored: the largest are those of the largest magnitude.
     """
-    mask, state = select(values, bounds, allowed)
+    mask, state = top_k_magnitudes(values, bounds, allowed)
     levels = torch.where(state[:, 4] > 0, state[:, 0].contiguous().view(torch.float32), torch.inf)
     return mask, levels.reshape(*values.shape[:-1], len(bounds))
 
 
-def select(
+def top_k_magnitudes(
     values: Tensor, bounds: Bounds, allowed: Tensor | None = None, hints: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The mask of the k largest magnitudes of each segment, and the state of the search.
@@ -152,7 +152,7 @@ def select(
         table if allowed is None else allowed.expand(values.shape).contiguous().view(torch.uint8)
     )
     rows, num = len(table), len(bounds)
-    tiles, borders, first, counts, covered = plan(tuple(bounds), rows, size, values.device, TILE)
+    tiles, borders, first, counts, covered = tiling(tuple(bounds), rows, size, values.device, TILE)
     state = first.clone()
     grid, shift = (len(tiles), rows), 31
     how: dict[str, Any] = {"HAS_ALLOWED": allowed is not None, "TILE": TILE, "STATE": STATE}
@@ -174,7 +174,7 @@ def select(
 
 
 @cache  # recorded graphs read these tensors: none may be dropped
-def plan(
+def tiling(
     bounds: tuple[tuple[int, int, int], ...],
     rows: int,
     size: int,

@@ -4,7 +4,7 @@
 Numbers around the last threshold fall into a thousand narrow bins; the first pass fills them and
 counts what lies above. If the k-th largest is in one of them, the second pass gathers the few
 numbers of that bin, among which it is found exactly, ties to the lower index. Else, or where a bin
-holds too many, the segment is left to the search of `select`.
+holds too many, the segment is left to the radix search of `topk`.
 """
 
 from __future__ import annotations

@@ -121,11 +121,21 @@ class DenseModule(nn.Module):
     def update_codebooks_(self) -> None:
         """Nothing: dense weights have no codebooks to fit."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The scores of all classes for normalized inputs."""
+    def forward(
+        self, inputs: Tensor, labels: Tensor | None = None, class_weights: Tensor | None = None
+    ) -> Tensor:
+        """The logits of normalized inputs [batch, ...] or, with labels [batch], the loss.
+
+        The training loop calls nothing else for its gradients, so that a wrapper around the module
+        sees every step. `class_weights` [classes] weigh the cross-entropy.
+        """
+        return self.logits(inputs) if labels is None else self.loss(inputs, labels, class_weights)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The logits [batch, classes] of all classes for normalized inputs."""
         return self.architecture(self.tensors(), inputs, self.mode)
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy over the classes that may answer."""
-        logits = self.outputs.restrict(self(inputs), labels)
+        logits = self.outputs.restrict(self.logits(inputs), labels)
         return functional.cross_entropy(logits, labels, class_weights)

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.codebook import lookup_of, nearest_centroid, update_codebooks
+from tinysubnets.nn.codebook import (
+    LookupTable,
+    has_codebook_kernels,
+    lookup_table,
+    nearest_centroid,
+    update_codebooks,
+)
 from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.topk import kernels_for, top_k_segments
@@ -39,12 +45,11 @@ class Compression:
     layer_loss_weight: float = 0.0
 
 
-def code_segments(layout: Layout, scope: Literal["layer", "task"]) -> tuple[tuple[int, int], ...]:
+def codebook_segments(
+    layout: Layout, scope: Literal["layer", "task"]
+) -> tuple[tuple[int, int], ...]:
     """The parts of the flat vector that have a codebook each."""
     return layout.segments if scope == "layer" else ((0, layout.num_weights),)
-
-
-LOOKUP = ("lookup_low", "lookup_rate", "lookup_table")
 
 
 class EffectiveWeights(torch.autograd.Function):
@@ -86,10 +91,10 @@ class TaskModule(nn.Module):
     owned: Tensor
     owned_weights: Tensor
     centroids: Tensor
-    hints: Tensor
+    last_thresholds: Tensor
     lookup_low: Tensor
     lookup_rate: Tensor
-    lookup_table: Tensor
+    lookup_centroids: Tensor
 
     def __init__(
         self,
@@ -123,16 +128,16 @@ class TaskModule(nn.Module):
         self.register_buffer("owned", owned, persistent=False)
         self.register_buffer("owned_weights", layout.expand(owned), persistent=False)
         num_centroids = 2**compression.bits if compression.bits < 32 else 1
-        self.code_segments = code_segments(layout, compression.scope)
-        self.register_buffer("centroids", torch.zeros(len(self.code_segments), num_centroids))
-        self.register_buffer("hints", torch.zeros(len(layout.segments)))
-        for name, tensor in zip(LOOKUP, lookup_of(self.centroids), strict=True):
-            self.register_buffer(name, tensor, persistent=False)
-        self.register_load_state_dict_post_hook(lambda module, _: module.index_())
+        self.codebook_segments = codebook_segments(layout, compression.scope)
+        self.register_buffer("centroids", torch.zeros(len(self.codebook_segments), num_centroids))
+        self.register_buffer("last_thresholds", torch.zeros(len(layout.segments)))
+        for name, tensor in lookup_table(self.centroids)._asdict().items():
+            self.register_buffer(f"lookup_{name}", tensor, persistent=False)
+        self.register_load_state_dict_post_hook(lambda module, _: module._follow_centroids_())
         self.bounds = [
             (i, j, k) for (i, j), k in zip(layout.block_segments, compression.keep, strict=True)
         ]
-        self.is_fresh = True
+        self.codebooks_fitted = False
         self.has_owned = bool(owned.any())
 
     @cached_property
@@ -142,18 +147,18 @@ class TaskModule(nn.Module):
 
     @torch.compiler.disable  # a search of its own; a compiler would only unroll it
     @torch.no_grad()
-    def mask(self, *, hinted: bool = True) -> Tensor:
+    def mask(self) -> Tensor:
         """The boolean mask of the current scores: exactly k blocks of each tensor.
 
-        Searched for near the last thresholds, or `hinted` says that there are none.
+        Searched for near the last thresholds, which never change what is found.
         """
         allowed = None if self.compression.share else ~self.owned
-        last = self.hints if hinted else None
-        kernels = kernels_for(self.scores)
-        if kernels is not None:  # it takes signed scores, and updates the hints itself
-            return kernels.select(self.scores.detach(), self.bounds, allowed, last)[0]
-        mask, hints = top_k_segments(self.scores.detach().abs(), self.bounds, last, allowed)
-        self.hints.copy_(hints)
+        scores, last = self.scores.detach(), self.last_thresholds
+        kernels = kernels_for(scores)
+        if kernels is not None:  # it takes signed scores, and updates the thresholds itself
+            return kernels.top_k_magnitudes(scores, self.bounds, allowed, last)[0]
+        mask, thresholds = top_k_segments(scores.abs(), self.bounds, last, allowed)
+        last.copy_(thresholds)
         return mask
 
     @torch.no_grad()
@@ -161,39 +166,51 @@ class TaskModule(nn.Module):
         """Fit the training codebooks anew to the task's own kept weights."""
         if not self.has_codebooks:
             return
-        kept = self.mask(hinted=not self.is_fresh)
-        own = self.layout.expand(kept > self.owned)  # one launch for kept & ~owned
-        previous = None if self.is_fresh else self.centroids
+        own = self.layout.expand(self.mask() > self.owned)  # one launch for mask & ~owned
+        previous = self.centroids if self.codebooks_fitted else None
+        k = self.centroids.shape[-1]
         self.centroids.copy_(
-            update_codebooks(
-                self.free.detach(), own, self.code_segments, self.centroids.shape[-1], previous
-            )
+            update_codebooks(self.free.detach(), own, self.codebook_segments, k, previous)
         )
-        self.is_fresh = False
-        self.index_()
+        self.codebooks_fitted = True
+        self.update_lookup_table_()
 
     @property
     def has_codebooks(self) -> bool:
         """Whether `update_codebooks_` does anything."""
         return self.compression.bits < 32
 
+    @property
+    def can_capture_codebooks(self) -> bool:
+        """Whether a CUDA graph can hold `update_codebooks_`."""
+        return has_codebook_kernels(self.free, self.centroids.shape[-1])
+
+    @property
+    def lookup(self) -> LookupTable:
+        """The table by which free values are rounded to the centroids."""
+        return LookupTable(self.lookup_low, self.lookup_rate, self.lookup_centroids)
+
     @torch.no_grad()
-    def index_(self) -> None:
-        """Bring the lookup table of `quantized` in line with the centroids."""
-        kernels, tables = kernels_for(self.centroids), [getattr(self, name) for name in LOOKUP]
+    def update_lookup_table_(self) -> None:
+        """Bring the lookup table in line with the centroids."""
+        kernels = kernels_for(self.centroids)
         if kernels is not None and self.has_codebooks:
-            kernels.tabulate_(self.centroids, *tables)
+            kernels.lookup_table_(self.centroids, *self.lookup)
             return
-        for table, tensor in zip(tables, lookup_of(self.centroids), strict=True):
+        for table, tensor in zip(self.lookup, lookup_table(self.centroids), strict=True):
             table.copy_(tensor)
+
+    def _follow_centroids_(self) -> None:
+        """Bring what is not part of the state in line with centroids that were loaded."""
+        self.codebooks_fitted = bool(self.centroids.any())  # before the first fit all are zero
+        self.update_lookup_table_()
 
     @torch.no_grad()
     def quantized(self) -> Tensor:
         """Q(free): the nearest centroid of each free value."""
         if self.compression.bits >= 32:
             return self.free.detach()
-        lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
-        return nearest_centroid(self.free.detach(), self.centroids, self.code_segments, lookup)
+        return nearest_centroid(self.free, self.lookup, self.codebook_segments)
 
     def effective(self, mask: Tensor | None = None) -> Tensor:
         """The flat effective weights that training differentiates through."""
@@ -212,10 +229,9 @@ class TaskModule(nn.Module):
         kernels = kernels_for(self.free)
         if kernels is None:
             return self._plain(mask)
-        lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
         return kernels.FusedWeights.apply(
             self.free, self.scores, mask, self.owned_weights, self.bank_values,
-            lookup if self.has_codebooks else None, self.code_segments,
+            self.lookup if self.has_codebooks else None, self.codebook_segments,
         )  # fmt: skip
 
     @torch.no_grad()
@@ -247,23 +263,36 @@ class TaskModule(nn.Module):
         """All tensors of the network as it would be used now."""
         return {n: t.detach() for n, t in self.tensors(self.final_weights()).items()}
 
-    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits of normalized inputs, in training mode."""
+    def forward(
+        self, inputs: Tensor, labels: Tensor | None = None, class_weights: Tensor | None = None
+    ) -> Tensor:
+        """The logits of normalized inputs [batch, ...] or, with labels [batch], the loss.
+
+        The training loop calls nothing else for its gradients, so that a wrapper around the module
+        sees every step. `class_weights` [classes] weigh the cross-entropy.
+        """
+        return self.logits(inputs) if labels is None else self.loss(inputs, labels, class_weights)
+
+    def logits(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The logits [batch, classes] of normalized inputs, in training mode.
+
+        `mask` is that of the current scores, where it is known already.
+        """
         return self.architecture(self.tensors(self.effective(mask)), inputs, "train")
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy, plus λ times how far compression moves the output of each layer."""
         mask = self.mask()
         if self.compression.layer_loss_weight == 0:
-            return functional.cross_entropy(self(inputs, mask), labels, class_weights)
+            return functional.cross_entropy(self.logits(inputs, mask), labels, class_weights)
         full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
         with layer_losses(self.architecture, self.architecture.split(full)) as losses:
-            loss = functional.cross_entropy(self(inputs, mask), labels, class_weights)
+            loss = functional.cross_entropy(self.logits(inputs, mask), labels, class_weights)
         return loss + self.compression.layer_loss_weight * sum(losses)
 
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:
-        """The flat weights of the task as they are measured: exact zeros outside the mask."""
+        """The flat weights of the task as it is evaluated: exact zeros outside the mask."""
         kept = self.layout.expand(self.mask() if mask is None else mask)
         values = torch.where(self.owned_weights, self.bank_values, self.quantized())
         return torch.where(kept, values, 0.0)
