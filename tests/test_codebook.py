@@ -217,6 +217,7 @@ def test_an_empty_codebook_finds_values_that_come_later(update: Any) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 8])
 def test_kernels_are_as_good_as_the_reference(k: int) -> None:
     values, kept, segments = flat_vector()

@@ -20,16 +20,13 @@ from tinysubnets.nn.topk import kernels_for
 
 Segments = Sequence[tuple[int, int]]  # (start, stop) of each part of a vector with a codebook
 
-_CELLS = (
-    1 << 16
-)  # of the histogram of a final codebook; up to so many values have cells of their own
-_LLOYD_STEPS = 30
-_TRAINING_CELLS = 1 << 13
-_TRAINING_LLOYD_STEPS = 4
+# Cells of the histogram, up to which every value has one of its own, and Lloyd steps on it: for the
+# codebook that is stored, and for those of training, which are to be quick.
+_CELLS, _LLOYD_STEPS = 1 << 16, 30
+_TRAINING_CELLS, _TRAINING_LLOYD_STEPS = 1 << 13, 4
 _KERNEL_CENTROIDS = 32  # the kernels hold a codebook in registers: no more than 5 bits fit
 
-# --------------------------------------------------------------------------------------------------
-# The codebook that is stored
+# The codebook that is stored.
 
 
 def fit(values: Tensor, k: int) -> Tensor:
@@ -85,8 +82,7 @@ def round_centroids(centroids: Tensor) -> Tensor:
     return torch.where(whole, half, centroids)
 
 
-# --------------------------------------------------------------------------------------------------
-# Codebooks in training
+# Codebooks in training.
 
 
 def update_codebooks(
