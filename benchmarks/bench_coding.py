@@ -4,8 +4,8 @@
 
 Speeds are MB of packed mask (or of packed codes) per second on one core, of the best call. Three
 tables: masks whose XOR with the reference has a given density, both parts flipping alike; masks of
-a fixed density that exchange a share of their places with a reference, as learning from the previous mask does,
-ten in a row, with the seven-task Huffman code beside; and codes.
+a fixed density that exchange a share of their places with the mask before, ten in a row, with the
+seven-task Huffman code beside; and codes.
 """
 
 from __future__ import annotations
