@@ -66,15 +66,16 @@ def permuted(seed: int, num_tasks: int) -> list[Task]:
 
 def ours(method: str, tasks: list[Task], seed: int, epochs: int) -> tuple[float, dict]:
     """Our mean accuracy at the end, and the weights that both sides start from."""
-    settings: dict = {"setting": "domain"}
+    settings: dict = {"scenario_type": "domain-IL"}
     if method in STRENGTH:
-        settings["strength"] = STRENGTH[method]
+        name = "distillation_weight" if method == "lwf" else "penalty_weight"
+        settings[name] = STRENGTH[method]
     if method == "si":
         settings["damping"] = DAMPING
     if method == "ewc":
         settings |= {"fisher_samples": NUM_TRAIN, "fisher": "empirical"}
     if method == "replay":
-        settings["memory"] = MEMORY
+        settings["buffer_size"] = MEMORY
     training = {
         "epochs": epochs, "batch_size": BATCH, "optimizer": "sgd", "lr": RATE,
         "min_lr": RATE, "schedule": "constant",

@@ -1,7 +1,7 @@
 """The search for the strengths of SI, EWC and LwF, by validation accuracy alone.
 
-    python benchmarks/baseline_search.py permuted-digits --setting domain
-    python benchmarks/baseline_search.py permuted-mnist --setting domain --tasks 5 \\
+    python benchmarks/baseline_search.py permuted-digits --scenario-type domain-IL
+    python benchmarks/baseline_search.py permuted-mnist --scenario-type domain-IL --tasks 5 \\
         --set training.epochs=3
 
 Every strength learns the first tasks of the scenario; the number printed is the mean accuracy over
@@ -30,12 +30,13 @@ STRENGTHS = {
 
 def valid_accuracy(learner, task: Task) -> float:
     inputs, labels = task.valid.inputs(), task.valid.labels
-    name = task.name if learner.setting == "task-incremental" else None
+    name = task.name if learner.scenario_type == "task-IL" else None
     return float((learner.logits(name, inputs).argmax(1) == labels).float().mean())
 
 
 def final_accuracy(method: str, strength: float, options: argparse.Namespace, seed: int) -> float:
-    changes = [f"{method}.strength={strength}", f"{method}.setting={options.setting}"]
+    weight = "distillation_weight" if method == "lwf" else "penalty_weight"
+    changes = [f"{method}.{weight}={strength}", f"{method}.scenario_type={options.scenario_type}"]
     changes += options.set
     chosen = recipe.load(options.scenario, method=method, assignments=changes)
     scenario = scenarios.build(chosen.scenario, chosen.data, seed=seed, root=options.data)
@@ -57,7 +58,7 @@ def final_accuracy(method: str, strength: float, options: argparse.Namespace, se
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("scenario")
-    parser.add_argument("--setting", default="task", choices=("task", "domain"))
+    parser.add_argument("--scenario-type", default="task-IL", choices=("task-IL", "domain-IL"))
     parser.add_argument("--methods", default="si,ewc,lwf")
     parser.add_argument("--strengths", type=lambda t: [float(v) for v in t.split(",")])
     parser.add_argument("--tasks", type=int, default=5)

@@ -22,14 +22,14 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=4)
-def permuted(num_tasks: int = 3) -> tuple[Task, ...]:
+def permuted(num_tasks: int = 3, num_train: int = NUM_TRAIN) -> tuple[Task, ...]:
     x, y = digits()
     tasks = []
     for number in range(num_tasks):
         order = np.random.default_rng(number).permutation(64) if number else np.arange(64)
         z = x[:, order]
         test = (z[-400:], y[-400:])
-        tasks.append(Task.from_arrays(f"p{number}", z[:NUM_TRAIN], y[:NUM_TRAIN], test=test))
+        tasks.append(Task.from_arrays(f"p{number}", z[:num_train], y[:num_train], test=test))
     return tuple(tasks)
 
 
@@ -58,9 +58,9 @@ def small_net(norm: bool = False, width: int = 64) -> Architecture:
 
 
 def accuracy(learner, task: Task) -> float:
-    """The share of test samples answered rightly, the task told only where the setting tells it."""
+    """The share of test samples answered rightly, the task told only where it is known."""
     inputs, labels = task.test.inputs(), task.test.labels
-    if getattr(learner, "scenario_type", "task-IL") == "task-IL":
+    if learner.scenario_type == "task-IL":
         return float((learner.logits(task.name, inputs).argmax(1) == labels).float().mean())
     first = learner.columns(task.name)[0]
     return float((learner.logits(None, inputs).argmax(1) == labels + first).float().mean())

@@ -14,31 +14,24 @@ from torch.nn.functional import cross_entropy
 from digit_tasks import permuted, small_net, split
 from tinysubnets.baselines.base import DenseTraining
 from tinysubnets.baselines.cwr import merged
+from tinysubnets.baselines.ewc import EWC, _mapped, _one_by_one, fisher
 from tinysubnets.baselines.gem import (
     GEM,
     averaged_projection,
+    flat_gradient,
     nonnegative_minimum,
     projection,
 )
 from tinysubnets.baselines.joint import Cumulative
 from tinysubnets.baselines.lwf import LwF, LwFModule, distillation
 from tinysubnets.baselines.masked import WSN, AdaQPackNetSettings, PackNet, narrowed
-from tinysubnets.baselines.regularization import (
-    EWC,
-    SI,
-    SIModule,
-    SITraining,
-    _mapped,
-    _one_by_one,
-    consolidated,
-    fisher,
-)
-from tinysubnets.baselines.replay import Replay
+from tinysubnets.baselines.replay import Replay, ReplayBuffer
+from tinysubnets.baselines.si import SI, consolidated
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
+from tinysubnets.tasks.checks import class_balanced
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task
-from tinysubnets.training.settings import TrainingSettings
 
 TRAINING = {"epochs": 2, "batch_size": 64}
 
@@ -148,23 +141,12 @@ def two_moons(count: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x[:, 0] * x[:, 1] > 0).long()
 
 
-def si_training(penalty_weight: float, rate: float) -> SITraining:
-    architecture, (x, y) = linear_net(), two_moons()
+def si_training(penalty_weight: float, rate: float) -> DenseTraining:
+    x, y = two_moons()
     task = Task("one", (0, 1), Split(x, y), Split(x, y), normalization=Normalization())
-    start = {
-        n: torch.full_like(t, 0.3) + 0.1 * torch.randn_like(t)
-        for n, t in architecture.pretrained.items()
-    }
-    module = SIModule(
-        architecture,
-        start,
-        Outputs([(0, 2)], by_task=False),
-        num_old=0,
-        same_classes=True,
-        penalty_weight=penalty_weight,
-    )
-    settings = TrainingSettings(optimizer="sgd", lr=rate, min_lr=rate, batch_size=24)
-    return SITraining(module, task, settings, seed=0, number=0)
+    training = {"optimizer": "sgd", "lr": rate, "min_lr": rate, "batch_size": 24}
+    settings = {"penalty_weight": penalty_weight, "scenario_type": "domain-IL"}
+    return SI(linear_net(), training=training, **settings).begin(task).training
 
 
 def test_the_path_integral_of_si_is_that_of_a_plain_loop():
@@ -260,13 +242,14 @@ def test_a_step_of_gem_goes_against_no_earlier_task():
     for task in permuted()[:2]:
         learner.learn(task)
     training = learner.begin(permuted()[2]).training
-    samples, columns = training.past
-    inputs, labels = samples[:60], (columns[:60] + 1) % 10  # the opposite of what is remembered
-    references = [training.gradient(samples[at], columns[at]) for at in training.parts]
-    own = training.gradient(inputs, labels)
+    past, parameters = training.past, training.network.groups()["dense"]
+    inputs, labels = past.inputs[:60], (past.labels[:60] + 1) % 10  # not what is remembered
+    references = training.references()
+    training.backward_(inputs, labels)
+    own = flat_gradient(parameters)
     assert len(references) == 2 and any(float(r @ own) < 0 for r in references)
     training.step(inputs, labels)
-    used = torch.cat([p.grad.flatten() for p in training.network.groups()["dense"]])
+    used = flat_gradient(parameters)
     assert all(float(r @ used) > -1e-5 for r in references)
 
 
@@ -291,13 +274,25 @@ def test_the_distillation_of_lwf_is_stationary_at_the_old_parameters():
     assert slope() > 1e-4
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_class_balanced_draw_goes_round_the_classes(seed):
+    generator = torch.Generator().manual_seed(seed)
+    groups = torch.randint(0, 1 + seed % 7, (50,), generator=generator) * 3
+    queues = {g: (groups == g).nonzero().flatten().tolist() for g in groups.unique().tolist()}
+    drawn: list[int] = []
+    while any(queues.values()):  # one of every class that has any left, the earliest first
+        drawn += sorted(queue.pop(0) for queue in queues.values() if queue)
+    for count in (0, 1, 17, 50, 80):
+        assert class_balanced(groups, count).tolist() == sorted(drawn[:count])
+
+
 @pytest.mark.parametrize("scenario_type", ["task-IL", "class-IL", "domain-IL"])
 @pytest.mark.parametrize("size", [60, 97])
 def test_the_memory_of_replay_is_balanced_and_of_the_stated_size(scenario_type, size):
     learner = Replay(small_net(), training=TRAINING, scenario_type=scenario_type, buffer_size=size)
     for number, task in enumerate(permuted()[:2], start=1):
         learner.learn(task)
-        memory = learner.buffer
+        memory = ReplayBuffer.of(learner.extra_state)
         assert len(memory) == size
         groups = memory.tasks * 100 + memory.labels % 10
         counts = groups.unique(return_counts=True)[1]
@@ -337,11 +332,13 @@ def test_cumulative_is_joint_training(scenario_type):
         tasks[1], train=join("train"), valid=join("valid"), normalization=Normalization()
     )
     module = DenseModule(learner.architecture, learner.fresh(outputs.num), outputs)
-    training = DenseTraining(module, joint, learner.training, seed=0, number=1)
+    one_task = Cumulative(small_net(norm=True), training=TRAINING, scenario_type=scenario_type)
+    one_task.learn(tasks[0])  # so that the order of samples is that of a second task
+    training = DenseTraining(one_task, module, joint)
     while not training.finished:
         training.epoch()
     training.restore_best_()
-    for name, tensor in training.settled(module.eval_tensors()).items():
+    for name, tensor in training.recalibrated(module.eval_tensors()).items():
         assert torch.equal(tensor, learner.tensors[name]), name
 
 

@@ -227,7 +227,7 @@ def test_compare_runs_all_reports_failures_and_does_not_repeat(
     assert "failed: tsn seed 1" in done.stderr and "format 99" in done.stderr
     assert (out / "tsn/seed-0/result.json").exists()
     assert (out / "naive/seed-1/result.json").exists()
-    rows = {line.split()[0]: line for line in done.stdout.splitlines() if "incremental" in line}
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if "-IL" in line}
     assert "(1)" in rows["tsn"] and " ± " in rows["naive"] and "(2)" in rows["naive"]
     before = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
     assert len(before) == 3
@@ -284,7 +284,7 @@ def test_compare_runs_a_method_in_several_settings(tmp_path: Path) -> None:
     methods = ["--methods", "naive:domain-IL,naive:class-IL"]
     done = tsn("compare", "permuted-digits", "--out", str(tmp_path), *methods, *common)
     assert done.returncode == 0, done.stderr
-    rows = [line.split()[:2] for line in done.stdout.splitlines() if "incremental" in line]
+    rows = [line.split()[:2] for line in done.stdout.splitlines() if "-IL" in line]
     assert rows == [["naive", "class-IL"], ["naive", "domain-IL"]]
     assert (tmp_path / "naive-class/seed-0/result.json").exists()
 

@@ -94,3 +94,15 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     reference = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
     assert 'id="tinysubnets.method.learner.TinySubNets"' in reference
     assert "split-cifar100" in (tmp_path / "measured" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)
+def test_files_that_are_named_exist(path: Path) -> None:
+    """Backticked paths such as `nn/topk.py` are files of the package or of the repository."""
+    if path.name == "LOG.md":  # it names files as they were
+        return
+    text = path.read_text(encoding="utf-8")
+    folders = path.name in ("README.md", "ARCHITECTURE.md")  # others name folders of runs
+    for name in re.findall(r"`([\w./-]+\.py|[a-z_]+/)`" if folders else r"`([\w./-]+\.py)`", text):
+        places = (ROOT, ROOT / "src" / "tinysubnets")
+        assert any((place / name).exists() for place in places), f"{path.name}: no {name}"

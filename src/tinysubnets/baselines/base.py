@@ -1,30 +1,64 @@
-"""What dense methods have in common: their settings, what is known of a task, and the checks."""
+"""Dense methods: one network for all tasks, trained whole, and what a method adds to that.
+
+A method is a subclass of `DenseLearner` in one file and says at most three things:
+
+- `make_module(task)`: what is trained. A `DenseModule` holds the network and its loss; a method
+  with a loss of its own brings a subclass with another `loss`.
+- `make_training(module, task)`: how. `DenseTraining` is plain; a method with other steps brings
+  a subclass with another `step`, one with other data gives it another task.
+- `after_task(trainer, tensors)`: what becomes of a learned task: the network as it is used from now
+  on, and `extra_state`, the tensors that the method keeps beside the network.
+
+The output layer has one row, called a column of the output, per class that was seen. With the
+scenario type "task-IL" a sample is told apart from the classes of its own task only, as with one
+head per task; with "class-IL" from all; with "domain-IL" all tasks have the same columns.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from abc import ABC
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinysubnets import config
-from tinysubnets.errors import FormatError, SettingError, TaskError, unknown
+from tinysubnets.errors import (
+    DamageError,
+    FormatError,
+    MismatchError,
+    SettingError,
+    TaskError,
+    unknown,
+)
 from tinysubnets.files import atomic_write, lock
-from tinysubnets.method.base import TaskReport
+from tinysubnets.format.container import FILE_NAME, KEY, model_path
+from tinysubnets.format.header import architecture_table, manifest_of
+from tinysubnets.format.rebuild import architecture_for
+from tinysubnets.method.base import (
+    ScenarioType,
+    State,
+    TaskReport,
+    check_architecture,
+    check_method,
+    check_scenario_type,
+    check_task,
+    learn,
+)
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
-from tinysubnets.nn.init import InitKey, initial_task_params, initial_values
+from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, weights_hash
+from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label, Split, Task
 from tinysubnets.training.evaluate import BATCHNORM_SAMPLES, count, recalibrate_batchnorm
@@ -33,17 +67,17 @@ from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
 from tinysubnets.version import __version__
 
-ScenarioType = Literal["task-IL", "class-IL", "domain-IL"]
-ALL: tuple[ScenarioType, ...] = ("task-IL", "class-IL", "domain-IL")
-
 
 @dataclass(frozen=True)
 class DenseSettings:
-    """What all dense methods have in common.
+    """What all dense methods can be told.
 
-    `scenario_type` is "task-IL" (the task is known: an output row per class, compared within the
-    task), "class-IL" (unknown: compared with all classes seen) or "domain-IL" (the same classes in
-    every task).
+    - `scenario_type`: whether the task of an input is known ("task-IL"), or unknown among the
+      classes of all tasks ("class-IL") or with the same classes in every task ("domain-IL").
+    - `init`: weights start from the seed ("seeded") or from those of the network given
+      ("pretrained").
+    - `scale`: how wide seeded weights are drawn.
+    - `seed`: of first weights, the order of samples, dropout, augmentation and what is remembered.
     """
 
     scenario_type: ScenarioType = "task-IL"
@@ -54,7 +88,12 @@ class DenseSettings:
 
 @dataclass(frozen=True)
 class LearnedTask:
-    """What is known of a learned task: its classes, its normalization and its output columns."""
+    """What is known of a learned task.
+
+    - `name`, `classes`: its own, as the user gave them.
+    - `normalization`: of its raw inputs.
+    - `columns`: its first output column, and the one behind its last.
+    """
 
     name: str
     classes: tuple[Label, ...]
@@ -66,63 +105,54 @@ class LearnedTask:
         out = dataclasses.asdict(self)
         return {"normalisation" if k == "normalization" else k: v for k, v in out.items()}
 
-
-def check_task(task: Task, learned: Mapping[str, Any]) -> None:
-    """Refuse what is no task, or a task of a name that has been learned."""
-    if not isinstance(task, Task):
-        raise TaskError(f"a Task is needed, not {type(task).__name__}; see Task.from_arrays.")
-    if task.name in learned:
-        raise TaskError(
-            f"a task named {task.name!r} has been learned already; choose another name."
-        )
-
-
-def check_scenario_type(
-    name: str, scenario_type: ScenarioType, allowed: tuple[ScenarioType, ...]
-) -> None:
-    """Refuse a setting that the method's own paper does not define."""
-    if scenario_type not in allowed:
-        raise SettingError(
-            f"scenario_type = {scenario_type!r} is not defined for {name}; its paper defines "
-            f"{', '.join(repr(a) for a in allowed)}."
-        )
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> LearnedTask:
+        """The task that `as_dict` wrote."""
+        scale, (start, stop) = entry["normalisation"], entry["columns"]
+        normalization = Normalization(tuple(scale["mean"]), tuple(scale["std"]), scale["trailing"])
+        return cls(entry["name"], tuple(entry["classes"]), normalization, (start, stop))
 
 
 # --------------------------------------------------------------------------------------------------
-# Training of dense networks: the shared training with validation over the right classes.
+# One task being learned: the training of the network, and the trainer that keeps its result.
 
 
 class DenseTraining(Training):
-    """One dense network in training on a task whose labels are columns of the output."""
+    """One dense network in training on a task whose labels are columns of the output.
 
-    def __init__(
-        self,
-        module: DenseModule,
-        task: Task,
-        settings: TrainingSettings,
-        *,
-        seed: int,
-        number: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(module, task, settings, seed=seed, number=number, device=device)
+    - `learner`: whose training settings, seed, device and number of learned tasks it is done with.
+    - `module`: the network and its loss; found again as `network`.
+    - `task`: the data, labels being output columns.
+
+    `calibration` is what BatchNorm's running statistics are estimated on: the training data, or,
+    where a subclass shows the network more than those, the same mixture.
+    """
+
+    def __init__(self, learner: DenseLearner, module: DenseModule, task: Task) -> None:
+        super().__init__(
+            module,
+            task,
+            learner.training,
+            seed=learner.settings.seed,
+            number=len(learner.learned),
+            device=learner.device,
+        )
         self.network = module
+        self.calibration: Chunks = self.train
 
     def measure(self) -> Tensor:
-        """Right answers and sum of losses, with statistics of the network as it stands."""
-        tensors = self.settled(self.network.eval_tensors(), BATCHNORM_SAMPLES)
+        """Right answers and sum of losses on validation data, over the classes that may answer."""
+        tensors = self.recalibrated(self.network.eval_tensors(), BATCHNORM_SAMPLES)
         answer = self.network.outputs.restrict
         return count(self.network.architecture, tensors, self.valid, answer=answer)
 
-    def settled(self, tensors: Mapping[str, Tensor], limit: int | None = None) -> dict[str, Tensor]:
-        """The tensors with the normalization statistics of what this training shows the network."""
+    def recalibrated(
+        self, tensors: Mapping[str, Tensor], limit: int | None = None
+    ) -> dict[str, Tensor]:
+        """The tensors with running statistics of `calibration`; as they are in a frozen network."""
         if self.network.mode != "train":
             return dict(tensors)
-        return recalibrate_batchnorm(self.network.architecture, tensors, self, limit)  # type: ignore[arg-type]
-
-    def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches in the same mixture as in training, in a fixed order."""
-        return self.train.chunks(batch_size, limit)
+        return recalibrate_batchnorm(self.network.architecture, tensors, self.calibration, limit)
 
     def backward_(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Put the gradients of a batch's loss in place; gives the loss."""
@@ -134,162 +164,222 @@ class DenseTraining(Training):
         return loss.detach()
 
 
-# --------------------------------------------------------------------------------------------------
-# The files of a dense model: plain safetensors, and a config.json for people.
-
-
-FORMAT = "tinysubnets-dense-1"
-
-
-def save_dense(folder: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> int:
-    """Write the model beside what is there and rename it into place; gives the model's bytes."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    described = {"format": FORMAT, "version": __version__, **numbers}
-    text = json.dumps(described, sort_keys=True, separators=(",", ":"))
-    data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
-    with lock(folder / ".lock", wait=True):
-        shown = json.dumps(described, indent=2) + "\n"
-        atomic_write(folder / "config.json", shown.encode(), is_only_writer=True)
-        atomic_write(folder / "model.safetensors", data, is_only_writer=True)
-    return len(data)
-
-
-def dense_method(path: Path) -> str | None:
-    """The method that wrote a dense model file; None where it is no such file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            numbers = json.loads((file.metadata() or {}).get("config", "{}"))
-    except (OSError, SafetensorError, ValueError):
-        return None
-    is_dense = isinstance(numbers, dict) and numbers.get("format") == FORMAT
-    return str(numbers.get("method")) if is_dense else None
-
-
-def load_dense(folder: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and plain data of a saved dense model, for the learner's `restore_`."""
-    path = Path(folder) / "model.safetensors"
-    with safe_open(path, framework="pt") as file:
-        numbers = json.loads((file.metadata() or {}).get("config", "{}"))
-        if numbers.get("format") != FORMAT:
-            raise FormatError(
-                f"{path} has the format {numbers.get('format')!r}; a dense model has {FORMAT!r}."
-            )
-        return {n: file.get_tensor(n) for n in file.keys()}, numbers
-
-
-# --------------------------------------------------------------------------------------------------
-# One task being learned by a dense network, one epoch at a time.
-
-
 class DenseTrainer:
-    """One task being learned by a dense network, one epoch at a time."""
+    """One task being learned by a dense learner, one epoch at a time.
+
+    - `task` is the user's own, `labeled` the same with output columns as labels.
+    - `module` is what is trained, `training` its training, `columns` the task's output columns.
+    """
 
     def __init__(self, learner: DenseLearner, task: Task) -> None:
-        self.learner, self.task = learner, task
-        self.outputs = learner.outputs(task)
-        self.columns = self.outputs.columns[-1]
-        self.module = learner._module(task, self.outputs)
+        self.learner, self.task, self.number = learner, task, len(learner.learned)
+        self.module = learner.make_module(task)
+        self.columns = self.module.outputs.columns[-1]
         raw = task.train.inputs(torch.arange(min(2, len(task.train))))
         learner.architecture.check(
-            self.module.eval_tensors(), learner.normalization(task)(raw), self.outputs.num
+            self.module.eval_tensors(), learner.normalization(task)(raw), self.module.outputs.num
         )
-        labelled = learner.relabelled(task, self.columns[0])
-        self.training: DenseTraining = learner._training(self.module, labelled)
-
-    @property
-    def finished(self) -> bool:
-        """Whether all epochs are done, so that `finish()` is next."""
-        return self.training.finished
+        self.labeled = learner.relabeled(task, self.columns[0])
+        self.training: DenseTraining = learner.make_training(self.module, self.labeled)
 
     @property
     def epochs_done(self) -> int:
         """How many epochs have been trained."""
         return self.training.progress.epoch
 
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done, so that `finish()` is next."""
+        return self.training.finished
+
     def epoch(self) -> EpochReport:
-        """Train one epoch."""
+        """Train one epoch and validate."""
         return self.training.epoch()
 
     def finish(self) -> TaskReport:
-        """Take the best epoch and let the learner keep it."""
+        """Take the best epoch by validation and let the learner keep it: the task is learned."""
+        learner, task, progress = self.learner, self.task, self.training.progress
+        if len(learner.learned) != self.number:
+            raise TaskError(
+                f"another task has been learned since the training on {task.name!r} began, and "
+                "with it the network has changed that this one started from; begin it again."
+            )
         self.training.restore_best_()
-        tensors = self.training.settled(self.module.eval_tensors())
-        constants = self.learner.architecture.constants
+        tensors = self.training.recalibrated(self.module.eval_tensors())
+        constants = learner.architecture.constants
         plain = {n: t.cpu().clone() for n, t in tensors.items() if n not in constants}
-        learner, task = self.learner, self.task
         learner.tensors = learner.after_task(self, plain)
         learner.learned[task.name] = LearnedTask(
             task.name, task.classes, task.normalization, self.columns
         )
-        report = dense_report(task.name, self.training)
-        learner.reports[task.name] = report
-        return report
+        learner.reports[task.name] = TaskReport(
+            name=task.name,
+            valid_accuracy=progress.best_accuracy,
+            best_epoch=progress.best_epoch,
+            training_seconds=progress.seconds,
+        )
+        return learner.reports[task.name]
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything needed to go on with this lesson later, taken between two epochs."""
+    def state(self) -> State:
+        """Everything needed to go on with this trainer later, taken between two epochs."""
         return self.training.state()
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        """Go on from a state of a lesson on the same task and the same learner."""
+        """Go on from a state of a trainer of the same task and the same learner."""
         self.training.restore_(tensors, numbers)
 
 
-def dense_report(name: str, training: DenseTraining) -> TaskReport:
-    """What learning a task came to, in the words that all methods use."""
-    progress = training.progress
-    return TaskReport(name, progress.best_accuracy, progress.best_epoch, progress.seconds)
-
-
 # --------------------------------------------------------------------------------------------------
-# Dense learners: one network for all tasks, trained whole, and the lesson that teaches it a task.
-#
-# Methods differ in what they train (`_module`), how (`_training`) and what they keep (`_keep_`).
+# The learner: the network so far, what is known of its tasks, and what a method keeps beside it.
 
 
-class DenseLearner(ABC):
-    """A learner with one dense network; `extra_state` is what a method stores beside it."""
+class DenseLearner:
+    """A learner with one dense network; itself it does nothing against forgetting.
+
+    - `learned`: what is known of each task, by name, in the order of learning.
+    - `tensors`: the network as it is used, by the user's own names, on the CPU.
+    - `extra_state`: what the method keeps beside the network, by name; saved and counted with it.
+    """
 
     name: ClassVar[str]
-    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ALL
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "class-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = DenseSettings
-    trains_old_heads: ClassVar[bool] = False
+    settings: DenseSettings
 
     def __init__(
         self,
         architecture: Architecture,
         *,
-        training: TrainingSettings | Mapping | None = None,
-        pruning: Any = None,  # every method is built with the same arguments; nothing is pruned
+        training: TrainingSettings | Mapping[str, Any] | None = None,
+        pruning: Any = None,
         device: str | torch.device = "cpu",
         **settings: Any,
     ) -> None:
-        self.settings: Any = config.build(self.settings_class, settings)
+        """A learner that has learned nothing.
+
+        - `architecture`: the network.
+        - `training`: how every task is trained, `TrainingSettings` or their values by name.
+        - `pruning`: not used; every method is built with the same arguments.
+        - `device`: where it computes, "auto" for a GPU if there is one.
+        - `settings`: those of the method, by name; see its settings class.
+        """
+        check_architecture(architecture)
+        self.settings = config.build(self.settings_class, settings)
         check_scenario_type(self.name, self.settings.scenario_type, self.scenario_types)
         self.training = config.build(TrainingSettings, training, "training")
         self.device, self.architecture = pick_device(device), architecture
+        self.pretrained: dict[str, Tensor] | None = None
+        if self.settings.init == "pretrained":
+            # A copy: the user's network may change while tasks are learned.
+            self.pretrained = {
+                n: t.float().cpu().clone() for n, t in architecture.pretrained.items()
+            }
         self.learned: dict[str, LearnedTask] = {}
         self.tensors: dict[str, Tensor] = {}
         self.extra_state: dict[str, Tensor] = {}
         self.reports: dict[str, TaskReport] = {}
         self.file_bytes: int | None = None
 
+    # What a method may say of its own.
+
+    def make_module(self, task: Task) -> DenseModule:
+        """What is trained on a task: the network so far, with new rows for its classes.
+
+        Heads of earlier tasks rest where nothing of them is seen, under any optimizer.
+        """
+        outputs, train_old = self.outputs(task), self.scenario_type != "task-IL"
+        start, num_old = self.start(task), self.num_old(outputs)
+        return DenseModule(self.architecture, start, outputs, num_old=num_old, train_old=train_old)
+
+    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
+        """How the module is trained on a task whose labels are output columns."""
+        return DenseTraining(self, module, task)
+
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Update `extra_state` once a task is trained; gives the network as it is used from now on.
+
+        - `trainer`: the task's, at its best epoch. The task is not among `learned` yet.
+        - `tensors`: the trained network, by name, on the CPU.
+        """
+        return tensors
+
+    # What a method starts from.
+
+    def outputs(self, task: Task) -> Outputs:
+        """The output columns once this task is learned."""
+        columns = [t.columns for t in self.learned.values()]
+        first = len(self.classes) if self.scenario_type != "domain-IL" else 0
+        columns.append((first, first + task.num_classes))
+        return Outputs(columns, by_task=self.scenario_type == "task-IL")
+
+    def num_old(self, outputs: Outputs) -> int:
+        """How many output columns earlier tasks have already; all where classes are the same."""
+        same = self.scenario_type == "domain-IL" and bool(self.learned)
+        return outputs.num if same else outputs.columns[-1][0]
+
+    def fresh(self, num_classes: int, number: int = 0) -> dict[str, Tensor]:
+        """A whole network that has learned nothing.
+
+        - `num_classes`: how many rows its output layer has.
+        - `number`: of the task that begins with it; every number has random values of its own.
+        """
+        init_key = InitKey(self.settings.seed, 0, number, self.settings.scale)
+        pretrained = self.pretrained
+        task_params = initial_task_params(self.architecture, init_key, num_classes, pretrained)
+        if pretrained is not None:
+            return task_params | {
+                s.name: pretrained[s.name].clone() for s in self.architecture.shared
+            }
+        values = initial_values(self.architecture, init_key, "free")
+        return task_params | self.architecture.split(values)
+
+    def start(self, task: Task) -> dict[str, Tensor]:
+        """What training of a task begins with: the network so far with rows for new classes."""
+        if not self.tensors:
+            return self.fresh(task.num_classes)
+        if self.scenario_type == "domain-IL":
+            return dict(self.tensors)
+        fresh = self.fresh(task.num_classes, len(self.learned))
+        grown = {n: torch.cat([self.tensors[n], fresh[n]]) for n in self.architecture.output}
+        return self.tensors | grown
+
+    def normalization(self, task: Task | LearnedTask) -> Normalization:
+        """The task's own normalization where the task is known, else the first task's for all."""
+        if self.scenario_type == "task-IL" or not self.learned:
+            return task.normalization
+        return next(iter(self.learned.values())).normalization
+
+    def relabeled(self, task: Task, first: int) -> Task:
+        """The task with output columns as labels and the normalization that this learner uses.
+
+        `first` is the output column of its first class.
+        """
+
+        def moved(split: Split) -> Split:
+            return Split(split.source, split.labels + first, split.index)
+
+        weights = task.class_weights
+        if weights is not None:
+            weights = (*(1.0 for _ in range(first)), *weights)
+        return dataclasses.replace(
+            task,
+            train=moved(task.train),
+            valid=moved(task.valid),
+            normalization=self.normalization(task),
+            class_weights=weights,
+        )
+
+    # What every learner does.
+
     @property
-    def scenario_type(self) -> str:
-        """The setting in words, as results carry it."""
-        return str(self.settings.scenario_type)
+    def scenario_type(self) -> ScenarioType:
+        """Whether the task of an input is known when predicting."""
+        return self.settings.scenario_type
 
     @property
     def store(self) -> None:
-        """There are no subnets."""
+        """None: there are no subnets."""
         return None
-
-    def revisit_(self, task: Task) -> None:  # noqa: B027 (nothing is the right thing here)
-        """Nothing: no data of earlier tasks is needed."""
-
-    def capacity(self) -> Mapping[str, float]:
-        """Nothing beside the views of the ledger."""
-        return {}
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -300,7 +390,7 @@ class DenseLearner(ABC):
     def classes(self) -> tuple[tuple[str, Label], ...]:
         """The task and the label of every output column; with the same classes, the first task."""
         told = list(self.learned.values())
-        if self.settings.scenario_type == "domain-IL":
+        if self.scenario_type == "domain-IL":
             told = told[:1]
         return tuple((t.name, label) for t in told for label in t.classes)
 
@@ -312,7 +402,7 @@ class DenseLearner(ABC):
         """Check a task and set up its training; nothing is learned yet."""
         check_task(task, self.learned)
         first = next(iter(self.learned.values()), None)
-        if self.settings.scenario_type == "domain-IL" and first and task.classes != first.classes:
+        if self.scenario_type == "domain-IL" and first and task.classes != first.classes:
             raise TaskError(
                 f"task {task.name!r} has the classes {list(task.classes)[:10]}, the first task "
                 f"{list(first.classes)[:10]}; scenario_type='domain-IL' needs the same classes in "
@@ -322,19 +412,22 @@ class DenseLearner(ABC):
 
     def learn(self, task: Task) -> TaskReport:
         """Learn a task to its end."""
-        trainer = self.begin(task)
-        while not trainer.finished:
-            trainer.epoch()
-        return trainer.finish()
+        return learn(self, task)
+
+    def network(self, task: str) -> dict[str, Tensor]:
+        """The tensors that answer for a learned task, by the user's own names."""
+        return self.tensors
 
     @torch.no_grad()
     def logits(self, task: str | None, inputs: Any) -> Tensor:
         """The logits for raw inputs of a task; None: of all classes, the task unknown."""
-        if task is None and self.settings.scenario_type == "task-IL":
+        if task is None and self.scenario_type == "task-IL":
             raise TaskError(
                 f"{self.name} with scenario_type='task-IL' needs to know the task of its inputs: "
                 "give its name, or learn with scenario_type='class-IL' or 'domain-IL'."
             )
+        if task is None and not self.learned:
+            raise TaskError(f"this {self.name} learner has learned no task yet; learn one first.")
         raw = inputs if isinstance(inputs, Tensor) else torch.from_numpy(np.asarray(inputs))
         known = next(iter(self.learned.values())) if task is None else self._known(task)
         start, stop = (0, len(self.classes)) if task is None else known.columns
@@ -354,40 +447,33 @@ class DenseLearner(ABC):
             return np.array(self._known(task).classes)[chosen]
         return np.array([label for _, label in self.classes])[chosen]
 
-    def network(self, task: str) -> dict[str, Tensor]:
-        """The tensors that answer for a task, by the user's own names."""
-        return self.tensors
-
-    def normalization(self, task: Task | LearnedTask) -> Normalization:
-        """The task's own normalization where the task is known, else the first task's for all."""
-        if self.settings.scenario_type == "task-IL" or not self.learned:
-            return task.normalization
-        return next(iter(self.learned.values())).normalization
+    def revisit_(self, task: Task) -> None:
+        """Nothing: no data of learned tasks are needed again."""
 
     def ledger(self) -> Ledger:
-        """What the model weighs, in bits: dense weights at 32 each, and what a method keeps."""
-        prefix = f"{self.architecture.head}."
-        codes = 32 * self.architecture.num_shared
-        heads = sum(32 * t.numel() for n, t in self.tensors.items() if n.startswith(prefix))
-        total = sum(32 * t.numel() for t in self.tensors.values())
+        """What the model weighs, in bits: dense weights at 32 each, and what the method keeps."""
+        num, learned = self.architecture.num_shared, bool(self.learned)
         memory = sum(8 * t.numel() * t.element_size() for t in self.extra_state.values())
-        common = Entry(codes=codes, heads=heads, task_params=total - codes - heads, memory=memory)
-        num = self.architecture.num_shared
+        common = network_bits(self.architecture, self.tensors) + Entry(memory=memory)
         return Ledger(
             tasks={name: Entry() for name in self.learned},
-            common=common if self.learned else Entry(),
+            common=common if learned else Entry(),
             num_weights=num,
-            new_weights=(num,) if self.learned else (),
-            bits=(32,) if self.learned else (),
+            new_weights=(num,) if learned else (),
+            bits=(32,) if learned else (),
             raw_mask_bits=0,
             samples_kept=memory > 0,
             file_bytes=self.file_bytes,
         )
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def capacity(self) -> Mapping[str, float]:
+        """Nothing: the papers of dense methods define no size of their own."""
+        return {}
+
+    def state(self) -> State:
         """Everything learned so far: tensors by name, and plain data."""
         tensors = {n: t.clone() for n, t in self.tensors.items()}
-        tensors |= {f"learner/{n}": t.clone() for n, t in self.extra_state.items()}
+        tensors |= {f"{EXTRA}{n}": t.clone() for n, t in self.extra_state.items()}
         return tensors, {
             "method": self.name,
             "settings": config.to_dict(self.settings),
@@ -397,109 +483,185 @@ class DenseLearner(ABC):
 
     def restore_(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Go on from a state of the same method on the same architecture."""
-        prefix = "learner/"
-        self.tensors = {n: t.clone() for n, t in tensors.items() if not n.startswith(prefix)}
-        self.extra_state = {
-            n[len(prefix) :]: t.clone() for n, t in tensors.items() if n.startswith(prefix)
-        }
-        self.reports = {r["name"]: TaskReport(**r) for r in numbers.get("reports", ())}
-        self.learned = {}
-        for entry in numbers["tasks"]:
-            scale = entry["normalisation"]
-            normalization = Normalization(
-                tuple(scale["mean"]), tuple(scale["std"]), scale["trailing"]
-            )
-            start, stop = entry["columns"]
-            self.learned[entry["name"]] = LearnedTask(
-                entry["name"], tuple(entry["classes"]), normalization, (start, stop)
-            )
+        check_method(numbers, self.name)
+        own = {n: t.clone() for n, t in tensors.items() if not n.startswith(CONSTANTS)}
+        self.extra_state = {n[len(EXTRA) :]: t for n, t in own.items() if n.startswith(EXTRA)}
+        self.tensors = {n: t for n, t in own.items() if not n.startswith(EXTRA)}
+        tasks = [LearnedTask.from_dict(entry) for entry in numbers["tasks"]]
+        self.learned = {t.name: t for t in tasks}
+        # Older reports say more, of what only methods with masks do.
+        names = [f.name for f in dataclasses.fields(TaskReport)]
+        reports = [TaskReport(**{n: r[n] for n in names}) for r in numbers.get("reports", ())]
+        self.reports = {r.name: r for r in reports}
 
-    def save(self, folder: Any) -> Path:
-        """Write the network as plain safetensors, beside a config.json for people."""
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the network as plain safetensors, beside a config.json; gives the model's path."""
         tensors, numbers = self.state()
         del numbers["reports"]  # they hold seconds: the same model must have the same bytes
-        self.file_bytes = save_dense(folder, tensors, numbers)
-        return Path(folder) / "model.safetensors"
+        tensors |= {f"{CONSTANTS}{n}": t for n, t in self.architecture.constants.items()}
+        numbers["training"] = config.to_dict(self.training)
+        numbers["architecture"] = architecture_table(self.architecture)
+        if self.pretrained is not None:
+            numbers["pretrained"] = weights_hash(self.pretrained)
+        path = save_dense(folder, tensors, numbers)
+        self.file_bytes = path.stat().st_size
+        return path
 
-    def fresh(self, num_classes: int, number: int = 0) -> dict[str, Tensor]:
-        """A whole network that has learned nothing, as task `number` would begin with."""
-        init_key = InitKey(self.settings.seed, 0, number, self.settings.scale)
-        pretrained = None
-        if self.settings.init == "pretrained":
-            pretrained = {n: t.float().cpu() for n, t in self.architecture.pretrained.items()}
-        task_params = initial_task_params(self.architecture, init_key, num_classes, pretrained)
-        if pretrained is not None:
-            return task_params | {
-                s.name: pretrained[s.name].clone() for s in self.architecture.shared
-            }
-        values = initial_values(self.architecture, init_key, "free")
-        return task_params | self.architecture.split(values)
+    @classmethod
+    def resume(
+        cls,
+        folder: str | os.PathLike[str],
+        net: nn.Module | Architecture | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        overrides: Iterable[str] = (),
+    ) -> Self:
+        """The learner of a model that this method saved, which goes on as the live one would have.
 
-    def start(self, task: Task) -> dict[str, Tensor]:
-        """What training of a task begins with: the network so far with rows for new classes."""
-        if not self.tensors:
-            return self.fresh(task.num_classes)
-        if self.settings.scenario_type == "domain-IL":
-            return dict(self.tensors)
-        fresh = self.fresh(task.num_classes, len(self.learned))
-        grown = {n: torch.cat([self.tensors[n], fresh[n]]) for n in self.architecture.output}
-        return self.tensors | grown
-
-    def outputs(self, task: Task) -> Outputs:
-        """The output columns once this task is learned."""
-        columns = [t.columns for t in self.learned.values()]
-        first = len(self.classes) if self.settings.scenario_type != "domain-IL" else 0
-        columns.append((first, first + task.num_classes))
-        return Outputs(columns, by_task=self.settings.scenario_type == "task-IL")
-
-    def num_old(self, outputs: Outputs) -> int:
-        """How many output columns earlier tasks have already; all where classes are the same."""
-        same = self.settings.scenario_type == "domain-IL" and bool(self.learned)
-        return outputs.num if same else outputs.columns[-1][0]
-
-    def relabelled(self, task: Task, first: int) -> Task:
-        """The task with output columns as labels and the normalization that this learner uses."""
-
-        def moved(split: Split) -> Split:
-            return Split(split.source, split.labels + first, split.index)
-
-        weights = task.class_weights
-        if weights is not None:
-            weights = (*(1.0 for _ in range(first)), *weights)
-        return dataclasses.replace(
-            task,
-            train=moved(task.train),
-            valid=moved(task.valid),
-            normalization=self.normalization(task),
-            class_weights=weights,
+        - `folder`: where it was saved, or the folder of its run.
+        - `net`: your own network again; networks of the package are rebuilt by name.
+        - `device`: where the learner computes from now on.
+        - `overrides`: `key=value` assignments to its settings, such as "training.epochs=5".
+        """
+        tensors, numbers = load_dense(folder)
+        check_method(numbers, cls.name)
+        try:
+            recorded = config.modernized(
+                {cls.name: numbers["settings"], "training": numbers.get("training", {})}
+            )
+            before = config.build(cls.settings_class, recorded[cls.name])
+            config.build(TrainingSettings, recorded["training"], "training")
+        except (SettingError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"the recorded settings are not of this version: {error}") from error
+        values = config.override(recorded, overrides)
+        for table in values.keys() - recorded.keys():
+            raise SettingError(unknown("table of settings", table, recorded))
+        learner = cls(
+            _recorded_architecture(tensors, numbers, net),
+            training=values["training"],
+            device=device,
+            **values[cls.name],
         )
-
-    def _module(self, task: Task, outputs: Outputs) -> DenseModule:
-        """What is trained on a task; heads of earlier tasks rest where nothing of them is seen."""
-        train_old = self.trains_old_heads or self.settings.scenario_type != "task-IL"
-        num_old = self.num_old(outputs)
-        start = self.start(task)
-        return DenseModule(self.architecture, start, outputs, num_old=num_old, train_old=train_old)
-
-    def _training(self, module: DenseModule, task: Task) -> DenseTraining:
-        """How the module is trained; the task's labels are output columns."""
-        return self._plain_training(DenseTraining, module, task)
-
-    def _plain_training(self, kind: type, module: DenseModule, task: Task) -> Any:
-        return kind(
-            module,
-            task,
-            self.training,
-            seed=self.settings.seed,
-            number=len(self.learned),
-            device=self.device,
-        )
-
-    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Update `extra_state` from a finished lesson; gives the network as it is to be used."""
-        return tensors
+        if learner.scenario_type != before.scenario_type:
+            raise SettingError(
+                f"scenario_type = {learner.scenario_type!r}, but this model was learned with "
+                f"{before.scenario_type!r}, which its output layer is laid out for; leave it."
+            )
+        if learner.pretrained is not None and "pretrained" in numbers:
+            if numbers["pretrained"] != weights_hash(learner.pretrained):
+                raise MismatchError(
+                    "init = 'pretrained', but these are not the weights that learning began with; "
+                    "pass the same pretrained network as net."
+                )
+        try:
+            learner.restore_(tensors, numbers)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamageError(
+                f"{folder}: the tasks of the model are damaged: {error!r}."
+            ) from error
+        learner._check_network()
+        learner.file_bytes = model_path(folder).stat().st_size
+        return learner
 
     def _known(self, task: str) -> LearnedTask:
         if task not in self.learned:
             raise TaskError(unknown("task", str(task), self.learned))
         return self.learned[task]
+
+    def _check_network(self) -> None:
+        """Refuse a network whose tensors are not those of the model."""
+        specs = (*self.architecture.shared, *self.architecture.task_params)
+        for task in self.learned:
+            network = self.network(task)
+            for spec in specs:
+                # The rows of the output layer are as many as there are classes.
+                first = 1 if spec.name in self.architecture.output else 0
+                found = tuple(network[spec.name].shape) if spec.name in network else None
+                if found is None or found[first:] != spec.shape[first:]:
+                    raise MismatchError(
+                        f"the network given is not the one this model was made with: {spec.name} "
+                        f"has the shape {spec.shape}, in the model {found}."
+                    )
+
+
+def network_bits(architecture: Architecture, tensors: Mapping[str, Tensor]) -> Entry:
+    """What a dense network weighs, 32 bits a value: shared weights, head, and all others."""
+    prefix = f"{architecture.head}."
+    codes = 32 * architecture.num_shared
+    heads = sum(32 * t.numel() for n, t in tensors.items() if n.startswith(prefix))
+    total = sum(32 * t.numel() for t in tensors.values())
+    return Entry(codes=codes, heads=heads, task_params=total - codes - heads)
+
+
+# --------------------------------------------------------------------------------------------------
+# The file of a dense model: plain safetensors, and a config.json for people.
+
+
+FORMAT = "tinysubnets-dense-1"
+EXTRA = "learner/"  # what the names of extra_state begin with
+CONSTANTS = "constants/"  # and those of the network's constant buffers
+
+
+def save_dense(
+    folder: str | os.PathLike[str], tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
+) -> Path:
+    """Write the model beside what is there and rename it into place; gives its path."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    described = {"format": FORMAT, "version": __version__, **numbers}
+    text = json.dumps(described, sort_keys=True, separators=(",", ":"))
+    data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
+    shown = json.dumps(described, indent=2) + "\n"
+    with lock(folder / ".lock", wait=True):
+        atomic_write(folder / "config.json", shown.encode(), is_only_writer=True)
+        atomic_write(folder / FILE_NAME, data, is_only_writer=True)
+    return folder / FILE_NAME
+
+
+def load_dense(folder: str | os.PathLike[str]) -> State:
+    """The tensors and plain data of a saved dense model, for the learner's `restore_`."""
+    path = model_path(folder)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if KEY in metadata:
+                raise MismatchError(
+                    f"{path} holds subnets of a method with masks, not a dense model; resume it by "
+                    "the method that made it."
+                )
+            numbers = json.loads(metadata.get("config", "{}"))
+            if not isinstance(numbers, dict) or numbers.get("format") != FORMAT:
+                raise FormatError(f"{path} is no dense model: its format is not {FORMAT!r}.")
+            return {n: file.get_tensor(n) for n in file.keys()}, numbers
+    except OSError as error:
+        raise FormatError(f"no model at {path}: {error}.") from error
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise DamageError(f"{path} is damaged: {error}.") from error
+
+
+def dense_method(path: Path) -> str | None:
+    """The method that wrote a dense model file; None where it is no such file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            numbers = json.loads((file.metadata() or {}).get("config", "{}"))
+    except (OSError, SafetensorError, ValueError):
+        return None
+    is_dense = isinstance(numbers, dict) and numbers.get("format") == FORMAT
+    return str(numbers.get("method")) if is_dense else None
+
+
+def _recorded_architecture(
+    tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], net: nn.Module | Architecture | None
+) -> Architecture:
+    """The network of a saved model: rebuilt by name, or given again and compared with it."""
+    if "architecture" in numbers:
+        table = {"architecture": numbers["architecture"], "classes": [], "tasks": [], "block": 1}
+        manifest = manifest_of(table, file_bytes=0)
+        constants = {n[len(CONSTANTS) :]: t for n, t in tensors.items() if n.startswith(CONSTANTS)}
+        return architecture_for(manifest, constants, net)
+    if net is None:
+        raise MismatchError(
+            "this model was written by version 0.1, which did not record its network; give it "
+            "again: resume(…, net=…)."
+        )
+    return net if isinstance(net, Architecture) else Architecture(net)

@@ -1,21 +1,31 @@
 """GEM and A-GEM: gradients turned so that the loss on remembered samples does not rise.
 
-D. Lopez-Paz, M. Ranzato: Gradient Episodic Memory for Continual Learning, NeurIPS 2017;
-A. Chaudhry et al.: Efficient Lifelong Learning with A-GEM, ICLR 2019.
+GEM (D. Lopez-Paz, M. Ranzato: Gradient Episodic Memory for Continual Learning, NeurIPS 2017) keeps
+samples of every task. For each step it takes the gradient g of the batch and the gradient g_t of
+every earlier task's samples, and goes along the vector nearest to g that goes against none of them:
+
+    minimize ½·|z − g|²   subject to   z·g_t ≥ 0 for every earlier task t
+
+A-GEM (A. Chaudhry et al.: Efficient Lifelong Learning with A-GEM, ICLR 2019) has one constraint
+instead, the gradient r of a random batch of all remembered samples, and with it a closed form:
+
+    z = g − (g·r / r·r)·r   where g·r < 0,   else   z = g
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tinysubnets.baselines.base import DenseSettings, ScenarioType
-from tinysubnets.baselines.replay import RehearsalLearner, RehearsalTraining, check_buffer
+from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer, DenseTraining
+from tinysubnets.baselines.replay import check_positive, rehearse_, updated_buffer
 from tinysubnets.errors import SettingError
+from tinysubnets.method.base import ScenarioType
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.tasks.task import Task
 
@@ -23,7 +33,10 @@ _TOLERANCE = 1e-12
 
 
 def averaged_projection(gradient: Tensor, reference: Tensor) -> Tensor:
-    """A-GEM's update: the gradient, less its part against the reference where it has one."""
+    """A-GEM's update: the gradient, less its part against the reference where it has one.
+
+    Both are flat [P]; a reference of zeros changes nothing.
+    """
     along = gradient @ reference
     size = reference @ reference
     part = torch.where(along < 0, along / size.clamp(min=torch.finfo(size.dtype).tiny), 0.0)
@@ -31,9 +44,13 @@ def averaged_projection(gradient: Tensor, reference: Tensor) -> Tensor:
 
 
 def projection(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
-    """GEM's update: the nearest vector to the gradient that goes against no reference [T, P].
+    """GEM's update: the nearest vector to the gradient that goes against no reference.
 
-    Solved in the dual, v ≥ margin for T numbers v; a margin above 0 favors old tasks.
+    Solved in the dual: z = g + Σ v_t·g_t with the T numbers v_t ≥ margin that minimize |z|².
+
+    - `gradient`: of the batch [P].
+    - `references`: of the T earlier tasks [T, P].
+    - `margin`: γ of the paper, its "memory strength"; above 0 it favors old tasks.
     """
     along = references @ gradient
     if not bool((along < 0).any()):
@@ -74,129 +91,164 @@ def nonnegative_minimum(gram: np.ndarray, linear: np.ndarray) -> np.ndarray:
     return v
 
 
-@dataclass(frozen=True)
-class AGEMSettings(DenseSettings):
-    """A-GEM's settings: samples kept per task, and drawn for the reference gradient."""
+def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The gradients of all parameters as one vector [P]; zeros where there is none."""
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return torch.cat([part.flatten() for part in parts])
 
-    buffer_per_task: int = 250
-    reference_batch: int = 256
 
-    def __post_init__(self) -> None:
-        check_buffer("buffer_per_task", self.buffer_per_task)
-        check_buffer("reference_batch", self.reference_batch)
+def set_gradients_(parameters: Sequence[nn.Parameter], gradient: Tensor) -> None:
+    """Set the gradients of all parameters from one vector [P]."""
+    parts = gradient.split([p.numel() for p in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter)
+
+
+# --------------------------------------------------------------------------------------------------
+# GEM: one constraint per earlier task.
 
 
 @dataclass(frozen=True)
 class GEMSettings(DenseSettings):
-    """GEM's settings: samples kept per task, and the margin γ ("memory strength")."""
+    """GEM's settings.
+
+    - `buffer_per_task`: how many samples of every task are kept.
+    - `margin`: γ, the least each dual variable may be; above 0 it favors old tasks.
+    """
 
     buffer_per_task: int = 256
     margin: float = 0.5
 
     def __post_init__(self) -> None:
-        check_buffer("buffer_per_task", self.buffer_per_task)
+        check_positive("buffer_per_task", self.buffer_per_task)
         if self.margin < 0:
             raise SettingError(f"margin = {self.margin!r} is not allowed; give at least 0.")
 
 
-class GradientTraining(RehearsalTraining):
-    """Training in which gradients are read, changed and put back before the optimizer steps."""
-
-    def gradient(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The flat gradient of a batch's loss, put in place as well."""
-        self.backward_(inputs, labels)
-        return torch.cat(
-            [
-                torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
-                for p in self.network.groups()["dense"]
-            ]
-        )
-
-    def put_(self, gradient: Tensor) -> None:
-        """Set the gradients of all parameters from a flat vector."""
-        parameters = self.network.groups()["dense"]
-        parts = gradient.split([p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
-
-
-class AGEMTraining(GradientTraining):
-    """Training along gradients that do not go against that of a random batch of the memory."""
-
-    reference_batch = 256
-
-    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """One optimizer step; gives the loss without waiting for it."""
-        if self.past is None:
-            return super().step(inputs, labels)
-        reference = self.gradient(*self.drawn(self.reference_batch))
-        loss = self.backward_(inputs, labels)
-        own = torch.cat([p.grad.flatten() for p in self.network.groups()["dense"]])  # type: ignore
-        self.put_(averaged_projection(own, reference))
-        self.optimizer.step()
-        return loss
-
-
-class GEMTraining(GradientTraining):
+class GEMTraining(DenseTraining):
     """Training along gradients that go against those of no earlier task."""
 
-    margin = 0.5
-    parts: tuple[Tensor, ...] = ()
+    def __init__(self, learner: GEM, module: DenseModule, task: Task) -> None:
+        super().__init__(learner, module, task)
+        self.margin = learner.settings.margin
+        self.past = rehearse_(learner, self)
+        numbers = range(len(learner.learned))
+        # Where the samples of each earlier task stand in the buffer.
+        self.parts = (
+            ()
+            if self.past is None
+            else tuple((self.past.tasks == t).nonzero().flatten() for t in numbers)
+        )
 
     @property
     def can_capture(self) -> bool:
-        """No: each step asks the host."""
-        return False  # the small quadratic programme is solved on the host
+        """No: the small quadratic program of each step is solved on the host."""
+        return False
+
+    def references(self) -> Tensor:
+        """The gradients of the loss on the samples of each of the T earlier tasks [T, P]."""
+        assert self.past is not None
+        found = []
+        for at in self.parts:
+            self.backward_(self.past.inputs[at], self.past.labels[at])
+            found.append(flat_gradient(self.network.groups()["dense"]))
+        return torch.stack(found)
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimizer step; gives the loss."""
         if self.past is None:
             return super().step(inputs, labels)
-        samples, columns = self.past
-        references = torch.stack([self.gradient(samples[at], columns[at]) for at in self.parts])
+        references, parameters = self.references(), self.network.groups()["dense"]
         loss = self.backward_(inputs, labels)
-        own = torch.cat([p.grad.flatten() for p in self.network.groups()["dense"]])  # type: ignore
-        self.put_(projection(own, references, self.margin))
+        set_gradients_(parameters, projection(flat_gradient(parameters), references, self.margin))
         self.optimizer.step()
         return loss
 
 
-class AGEM(RehearsalLearner):
-    """A learner whose steps never raise the average loss on its memory, to first order."""
-
-    name: ClassVar[str] = "a-gem"
-    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
-    settings_class: ClassVar[type[DenseSettings]] = AGEMSettings
-    training_class: ClassVar[type[RehearsalTraining]] = AGEMTraining
-
-    def _capacity(self, num_tasks: int) -> int:
-        return self.settings.buffer_per_task * num_tasks
-
-    def _training(self, module: DenseModule, task: Task) -> RehearsalTraining:
-        training = super()._training(module, task)
-        assert isinstance(training, AGEMTraining)
-        training.reference_batch = self.settings.reference_batch
-        return training
-
-
-class GEM(RehearsalLearner):
-    """A learner whose steps never raise the loss on any earlier task's memory, to first order."""
+class GEM(DenseLearner):
+    """A learner whose steps never raise the loss on any earlier task's samples, to first order."""
 
     name: ClassVar[str] = "gem"
     scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = GEMSettings
-    training_class: ClassVar[type[RehearsalTraining]] = GEMTraining
+    settings: GEMSettings
 
-    def _capacity(self, num_tasks: int) -> int:
-        return self.settings.buffer_per_task * num_tasks
+    def make_module(self, task: Task) -> DenseModule:
+        """The network so far; samples of earlier tasks are seen, so their heads are trained too."""
+        outputs, start = self.outputs(task), self.start(task)
+        return DenseModule(self.architecture, start, outputs, num_old=self.num_old(outputs))
 
-    def _training(self, module: DenseModule, task: Task) -> RehearsalTraining:
-        training = super()._training(module, task)
-        assert isinstance(training, GEMTraining)
-        training.margin = self.settings.margin
-        if self.buffer is not None:
-            numbers = self.buffer.tasks.to(self.device)
-            training.parts = tuple(
-                (numbers == i).nonzero().flatten() for i in range(len(self.learned))
-            )
-        return training
+    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
+        """Training along projected gradients."""
+        return GEMTraining(self, module, task)
+
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Remember some samples of the task."""
+        capacity = self.settings.buffer_per_task * (len(self.learned) + 1)
+        self.extra_state = updated_buffer(self, trainer.labeled, capacity).tensors()
+        return tensors
+
+
+# --------------------------------------------------------------------------------------------------
+# A-GEM: one constraint in all.
+
+
+@dataclass(frozen=True)
+class AGEMSettings(DenseSettings):
+    """A-GEM's settings.
+
+    - `buffer_per_task`: how many samples of every task are kept.
+    - `reference_batch`: how many of all of them are drawn for each reference gradient.
+    """
+
+    buffer_per_task: int = 250
+    reference_batch: int = 256
+
+    def __post_init__(self) -> None:
+        check_positive("buffer_per_task", self.buffer_per_task)
+        check_positive("reference_batch", self.reference_batch)
+
+
+class AGEMTraining(DenseTraining):
+    """Training along gradients that do not go against that of a random remembered batch."""
+
+    def __init__(self, learner: AGEM, module: DenseModule, task: Task) -> None:
+        super().__init__(learner, module, task)
+        self.reference_batch = learner.settings.reference_batch
+        self.past = rehearse_(learner, self)
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One optimizer step; gives the loss without waiting for it."""
+        if self.past is None:
+            return super().step(inputs, labels)
+        parameters = self.network.groups()["dense"]
+        self.backward_(*self.past.draw(self.reference_batch))
+        reference = flat_gradient(parameters)
+        loss = self.backward_(inputs, labels)
+        set_gradients_(parameters, averaged_projection(flat_gradient(parameters), reference))
+        self.optimizer.step()
+        return loss
+
+
+class AGEM(DenseLearner):
+    """A learner whose steps never raise the mean loss on remembered samples, to first order."""
+
+    name: ClassVar[str] = "a-gem"
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
+    settings_class: ClassVar[type[DenseSettings]] = AGEMSettings
+    settings: AGEMSettings
+
+    def make_module(self, task: Task) -> DenseModule:
+        """The network so far; samples of earlier tasks are seen, so their heads are trained too."""
+        outputs, start = self.outputs(task), self.start(task)
+        return DenseModule(self.architecture, start, outputs, num_old=self.num_old(outputs))
+
+    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
+        """Training along projected gradients."""
+        return AGEMTraining(self, module, task)
+
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Remember some samples of the task."""
+        capacity = self.settings.buffer_per_task * (len(self.learned) + 1)
+        self.extra_state = updated_buffer(self, trainer.labeled, capacity).tensors()
+        return tensors

@@ -1,9 +1,18 @@
-"""Rehearsal: learners that keep samples of earlier tasks, and training that draws from them."""
+"""Methods that keep samples of earlier tasks in a small balanced buffer and train on them.
+
+Replay (A. Chaudhry et al.: On Tiny Episodic Memories in Continual Learning, 2019): every batch of
+a task is joined by one of the same size, drawn from the samples of earlier tasks.
+
+GDumb (A. Prabhu, P. Torr, P. Dokania: GDumb: A Simple Approach that Questions Our Progress in
+Continual Learning, ECCV 2020): fill a balanced buffer, then train a fresh network on nothing else.
+
+After each task both update the buffer: of every task and class it holds as many samples as of any
+other, up to one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,104 +23,42 @@ from torch import Tensor
 from tinysubnets import seeds
 from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer, DenseTraining
 from tinysubnets.errors import SettingError
-from tinysubnets.nn.dense import DenseModule, Outputs
+from tinysubnets.nn.dense import DenseModule
 from tinysubnets.tasks.augment import augment
+from tinysubnets.tasks.checks import class_balanced
+from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task
 
 
 @dataclass(frozen=True)
-class RehearsalSettings(DenseSettings):
-    """What methods with a memory have in common: `memory` is the number of samples in all."""
+class ReplaySettings(DenseSettings):
+    """Replay's and GDumb's settings: `buffer_size` is the number of samples kept in all."""
 
     buffer_size: int = 500
 
     def __post_init__(self) -> None:
-        check_buffer("buffer_size", self.buffer_size)
+        check_positive("buffer_size", self.buffer_size)
 
 
-class RehearsalTraining(DenseTraining):
-    """Dense training with the samples of earlier tasks at hand, normalized, on the device."""
-
-    past: tuple[Tensor, Tensor] | None = None
-
-    def remember_(self, inputs: Tensor, labels: Tensor) -> None:
-        """Put the samples of earlier tasks at hand; labels are output columns."""
-        self.past = (inputs.to(self.device), labels.to(self.device))
-
-    def drawn(self, count: int) -> tuple[Tensor, Tensor]:
-        """Random samples of the memory, augmented like others; seeded by the epoch."""
-        assert self.past is not None
-        inputs, labels = self.past
-        where = torch.randint(len(labels), (count,), device=self.device)
-        chosen = inputs[where]
-        return chosen if self.augmentation is None else augment(chosen, self.augmentation), labels[
-            where
-        ]
-
-    def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """The task's data and as many samples of the memory, repeated as need be."""
-        count = 0
-        for inputs, labels in self.train.chunks(batch_size, limit):
-            yield inputs, labels
-            if self.past is not None:
-                where = torch.arange(count, count + len(labels), device=self.device)
-                where %= len(self.past[1])
-                yield self.past[0][where], self.past[1][where]
-            count += len(labels)
-
-
-class RehearsalLearner(DenseLearner, ABC):
-    """A dense learner with a replay memory; `_capacity` says how large after so many tasks."""
-
-    settings_class: ClassVar[type[DenseSettings]] = RehearsalSettings
-    training_class: ClassVar[type[RehearsalTraining]] = RehearsalTraining
-    trains_old_heads: ClassVar[bool] = True
-
-    @property
-    def buffer(self) -> ReplayBuffer | None:
-        """The samples that are kept."""
-        return buffer_of(self.extra_state)
-
-    def _capacity(self, num_tasks: int) -> int:
-        return self.settings.buffer_size
-
-    def _updated(self, task: Task) -> ReplayBuffer:
-        """The memory once a task, labeled by output columns, has been learned."""
-        number = len(self.learned)
-        capacity = self._capacity(number + 1)
-        return updated(self.buffer, task, number, capacity, self.settings.seed)
-
-    def _training(self, module: DenseModule, task: Task) -> RehearsalTraining:
-        training: RehearsalTraining = self._plain_training(self.training_class, module, task)
-        buffer = self.buffer
-        if buffer is not None:
-            rules = [self.normalization(t) for t in self.learned.values()]
-            training.remember_(buffer.normalized(rules), buffer.labels)
-        return training
-
-    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        task = self.relabelled(trainer.task, trainer.columns[0])
-        self.extra_state = self._updated(task).tensors()
-        return tensors
-
-
-def check_buffer(name: str, value: int) -> None:
-    """Refuse a memory that can hold nothing."""
+def check_positive(name: str, value: int) -> None:
+    """Refuse a number of samples that is none."""
     if value < 1:
         raise SettingError(f"{name} = {value!r} is not allowed; give a number of at least 1.")
 
 
 # --------------------------------------------------------------------------------------------------
-# A replay memory: some raw samples of every task, balanced over tasks and classes.
-
-
-INSIDE = "memory/"
+# The buffer: some raw samples of every task, balanced over tasks and classes.
 
 
 @dataclass(frozen=True)
 class ReplayBuffer:
-    """Raw samples with their output columns and the numbers of their tasks."""
+    """Raw samples of learned tasks.
+
+    - `inputs`: as the user gave them [n, ...].
+    - `labels`: their output columns [n].
+    - `tasks`: the numbers of their tasks, in the order of learning [n].
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -121,12 +68,20 @@ class ReplayBuffer:
         return len(self.labels)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The memory as a learner keeps it, by name."""
+        """The buffer as a learner keeps it in `extra_state`, by name."""
         return {
-            f"{INSIDE}inputs": self.inputs,
-            f"{INSIDE}labels": self.labels.to(torch.int16),
-            f"{INSIDE}tasks": self.tasks.to(torch.int16),
+            "memory/inputs": self.inputs,
+            "memory/labels": self.labels.to(torch.int16),
+            "memory/tasks": self.tasks.to(torch.int16),
         }
+
+    @classmethod
+    def of(cls, extra_state: Mapping[str, Tensor]) -> ReplayBuffer | None:
+        """The buffer among what a learner keeps; None before its first task."""
+        if "memory/inputs" not in extra_state:
+            return None
+        labels, tasks = (extra_state[f"memory/{n}"].long() for n in ("labels", "tasks"))
+        return cls(extra_state["memory/inputs"], labels, tasks)
 
     def normalized(self, rules: Sequence[Normalization]) -> Tensor:
         """What the network sees of the samples, each by the rule of its task."""
@@ -141,95 +96,164 @@ class ReplayBuffer:
         return out
 
 
-def buffer_of(extra_state: Mapping[str, Tensor]) -> ReplayBuffer | None:
-    """The memory among what a learner keeps, if it has one."""
-    if f"{INSIDE}inputs" not in extra_state:
-        return None
-    labels, tasks = extra_state[f"{INSIDE}labels"].long(), extra_state[f"{INSIDE}tasks"].long()
-    return ReplayBuffer(extra_state[f"{INSIDE}inputs"], labels, tasks)
+def updated_buffer(learner: DenseLearner, task: Task, capacity: int) -> ReplayBuffer:
+    """The learner's buffer with room made for the training samples of one more task.
 
+    Which samples is random, by the portable generator. What is dropped later is the end of a class,
+    so that the samples of a class only ever become fewer.
 
-def updated(
-    old: ReplayBuffer | None, task: Task, number: int, capacity: int, seed: int
-) -> ReplayBuffer:
-    """The memory with room made for a task's training samples; labels are output columns.
-
-    Of every task and class as many samples are kept as of any other, up to one, and never more than
-    `capacity` in all. Which ones is random, by the portable generator; what is dropped later is the
-    end of a class, so that a memory only shrinks per class.
+    - `task`: with output columns as labels; not learned yet.
+    - `capacity`: the most samples in all.
     """
-    labels = task.train.labels
-    order = torch.from_numpy(seeds.uniform(len(labels), seed, "replay", number, task.name)).argsort(
-        stable=True
-    )
-    mine = order[_first(labels[order], capacity)]
+    number, labels = len(learner.learned), task.train.labels
+    draws = seeds.uniform(len(labels), learner.settings.seed, "replay", number, task.name)
+    order = torch.from_numpy(draws).argsort(stable=True)
+    mine = order[_balanced(labels[order], capacity)]
     inputs, labels = task.train.inputs(mine), labels[mine]
     tasks = torch.full_like(labels, number)
+    old = ReplayBuffer.of(learner.extra_state)
     if old is not None:
         inputs = torch.cat([old.inputs, inputs])
         labels, tasks = torch.cat([old.labels, labels]), torch.cat([old.tasks, tasks])
-    extra_state = _first(tasks * (int(labels.max()) + 1) + labels, capacity)
-    return ReplayBuffer(inputs[extra_state], labels[extra_state], tasks[extra_state])
+    kept = _balanced(tasks * (int(labels.max()) + 1) + labels, capacity)
+    return ReplayBuffer(inputs[kept], labels[kept], tasks[kept])
 
 
-def _first(groups: Tensor, count: int) -> Tensor:
-    """Positions of `count` entries, as many of each group as can be, the first of each; sorted."""
-    rank = torch.zeros_like(groups)
-    for group in groups.unique().tolist():
-        at = groups == group
-        rank[at] = torch.arange(int(at.sum()))
-    order = torch.argsort(rank * (int(groups.max()) + 1) + groups, stable=True)
-    return order[:count].sort().values
+def _balanced(groups: Tensor, count: int) -> Tensor:
+    """Sorted positions, as many of each group as can be; what is left over goes to lower groups."""
+    order = groups.argsort(stable=True)
+    return order[class_balanced(groups[order], count)].sort().values
 
 
 # --------------------------------------------------------------------------------------------------
-# Replay: every batch of a task is joined by one from a small balanced memory of earlier tasks.
-#
-# A. Chaudhry et al.: On Tiny Episodic Memories in Continual Learning, 2019.
+# The buffer in training: drawn from, and mixed into what BatchNorm's statistics are taken of.
 
 
-class ReplayTraining(RehearsalTraining):
+class Rehearsal:
+    """The samples of earlier tasks during the training on another: normalized, on its device."""
+
+    def __init__(
+        self, learner: DenseLearner, buffer: ReplayBuffer, training: DenseTraining
+    ) -> None:
+        rules = [learner.normalization(t) for t in learner.learned.values()]
+        self.inputs = buffer.normalized(rules).to(training.device)
+        self.labels, self.tasks = (t.to(training.device) for t in (buffer.labels, buffer.tasks))
+        self.augmentation = training.augmentation
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor]:
+        """Random samples with replacement, augmented like others; seeded by the epoch."""
+        where = torch.randint(len(self.labels), (count,), device=self.labels.device)
+        inputs, labels = self.inputs[where], self.labels[where]
+        return inputs if self.augmentation is None else augment(inputs, self.augmentation), labels
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A task's data and as many samples of earlier tasks, these repeated as need be."""
+
+    train: DeviceLoader
+    past: Rehearsal
+
+    def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of the task in its own order, each followed by one of earlier tasks.
+
+        `limit` bounds the samples of the task; with those of earlier ones it is twice as many.
+        """
+        count = 0
+        for inputs, labels in self.train.chunks(batch_size, limit):
+            yield inputs, labels
+            where = torch.arange(count, count + len(labels), device=labels.device)
+            where %= len(self.past.labels)
+            yield self.past.inputs[where], self.past.labels[where]
+            count += len(labels)
+
+
+def rehearse_(learner: DenseLearner, training: DenseTraining) -> Rehearsal | None:
+    """Put the learner's buffer at the side of a training; None with the first task."""
+    buffer = ReplayBuffer.of(learner.extra_state)
+    if buffer is None:
+        return None
+    past = Rehearsal(learner, buffer, training)
+    training.calibration = Mixture(training.train, past)
+    return past
+
+
+# --------------------------------------------------------------------------------------------------
+# Replay: every batch of a task is joined by one from the buffer.
+
+
+class ReplayTraining(DenseTraining):
     """Training on batches of which one half is new and one half remembered."""
+
+    def __init__(self, learner: DenseLearner, module: DenseModule, task: Task) -> None:
+        super().__init__(learner, module, task)
+        self.past = rehearse_(learner, self)
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimizer step on the joined batch; gives the loss without waiting for it."""
         if self.past is not None:
-            old_inputs, old_labels = self.drawn(len(labels))
+            old_inputs, old_labels = self.past.draw(len(labels))
             inputs, labels = torch.cat([inputs, old_inputs]), torch.cat([labels, old_labels])
         return super().step(inputs, labels)
 
 
-class Replay(RehearsalLearner):
+class Replay(DenseLearner):
     """A learner that rehearses earlier tasks beside the new one."""
 
     name: ClassVar[str] = "replay"
-    training_class: ClassVar[type[RehearsalTraining]] = ReplayTraining
+    settings_class: ClassVar[type[DenseSettings]] = ReplaySettings
+    settings: ReplaySettings
+
+    def make_module(self, task: Task) -> DenseModule:
+        """The network so far; samples of earlier tasks are seen, so their heads are trained too."""
+        outputs, start = self.outputs(task), self.start(task)
+        return DenseModule(self.architecture, start, outputs, num_old=self.num_old(outputs))
+
+    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
+        """Training on joined batches."""
+        return ReplayTraining(self, module, task)
+
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Remember some samples of the task."""
+        buffer = updated_buffer(self, trainer.labeled, self.settings.buffer_size)
+        self.extra_state = buffer.tensors()
+        return tensors
 
 
 # --------------------------------------------------------------------------------------------------
-# GDumb: a balanced memory of all tasks, and a fresh network trained on nothing else.
-#
-# A. Prabhu, P. Torr, P. Dokania: GDumb: A Simple Approach that Questions Our Progress in Continual
-# Learning, ECCV 2020.
+# GDumb: a balanced buffer of all tasks, and a fresh network trained on nothing else.
 
 
-class GDumb(RehearsalLearner):
-    """A learner that trains from scratch on its memory; an epoch has at least others' steps."""
+class GDumb(DenseLearner):
+    """A learner that trains from scratch on its buffer."""
 
     name: ClassVar[str] = "gdumb"
+    settings_class: ClassVar[type[DenseSettings]] = ReplaySettings
+    settings: ReplaySettings
 
-    def _module(self, task: Task, outputs: Outputs) -> DenseModule:
+    def make_module(self, task: Task) -> DenseModule:
+        """A fresh network for the classes of all tasks."""
+        outputs = self.outputs(task)
         return DenseModule(self.architecture, self.fresh(outputs.num), outputs)
 
-    def _training(self, module: DenseModule, task: Task) -> RehearsalTraining:
-        buffer = self._updated(task)
+    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
+        """Plain training on the buffer, in which the task has its place already.
+
+        An epoch shows the buffer over and over, up to the task's own length: others' number of
+        steps at least.
+        """
+        buffer = updated_buffer(self, task, self.settings.buffer_size)
         rules = [self.normalization(t) for t in self.learned.values()] + [task.normalization]
-        # The memory over and over, up to the task's own length: the same budget of steps.
         index = torch.arange(max(len(task.train), len(buffer))) % len(buffer)
         train = Split(buffer.normalized(rules), buffer.labels[index], index)
-        inputs = task.valid.inputs()
-        valid = Split(task.normalization(inputs), task.valid.labels)
+        valid = Split(task.normalization(task.valid.inputs()), task.valid.labels)
         rehearsed = dataclasses.replace(
             task, train=train, valid=valid, normalization=Normalization()
         )
-        return self._plain_training(RehearsalTraining, module, rehearsed)
+        return DenseTraining(self, module, rehearsed)
+
+    def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Keep the buffer that was trained on."""
+        buffer = updated_buffer(self, trainer.labeled, self.settings.buffer_size)
+        self.extra_state = buffer.tensors()
+        return tensors

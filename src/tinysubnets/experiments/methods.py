@@ -45,7 +45,7 @@ def _tsn(name: str, line: str) -> Method:
 
 
 _DENSE = "base:DenseSettings"
-_MEMORY = "replay:RehearsalSettings"
+_MEMORY = "replay:ReplaySettings"
 
 
 def _baseline(name: str, line: str, learner: str, settings: str) -> Method:
@@ -69,18 +69,8 @@ _BASELINES = (
     ("gdumb", "A fresh network trained on a balanced memory alone", "replay:GDumb", _MEMORY),
     ("gem", "Gradients go against no earlier task's memory", "gem:GEM", "gem:GEMSettings"),
     ("a-gem", "Gradients do not go against the memory's average", "gem:AGEM", "gem:AGEMSettings"),
-    (
-        "ewc",
-        "Weights held by their Fisher information",
-        "regularization:EWC",
-        "regularization:EWCSettings",
-    ),
-    (
-        "si",
-        "Weights held by their path integrals",
-        "regularization:SI",
-        "regularization:SISettings",
-    ),
+    ("ewc", "Weights held by their Fisher information", "ewc:EWC", "ewc:EWCSettings"),
+    ("si", "Weights held by their path integrals", "si:SI", "si:SISettings"),
     ("lwf", "Old outputs distilled on new data", "lwf:LwF", "lwf:LwFSettings"),
     ("cwr-star", "A frozen body, output rows merged task by task", "cwr:CWRStar", _DENSE),
 )

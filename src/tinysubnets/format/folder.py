@@ -59,8 +59,8 @@ def load(
     with ModelFile(model_path(where)) as file:
         contents = read_contents(file, task)
         identity = file.identity
-    architecture = architecture_for(contents, net)
     manifest = contents.manifest
+    architecture = architecture_for(manifest, contents.constants, net)
     store = SubnetStore(
         architecture,
         block=manifest.layout.block,

@@ -287,7 +287,7 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
         "format": VERSION,
         "library": __version__,
         "block": store.layout.block,
-        "architecture": _architecture(store.architecture),
+        "architecture": architecture_table(store.architecture),
         "classes": classes,
         "tasks": tasks,
     }
@@ -326,7 +326,8 @@ def _task_entry(subnet: Subnet, num_shared: int) -> dict[str, Any]:
     return entry
 
 
-def _architecture(architecture: Architecture) -> dict[str, Any]:
+def architecture_table(architecture: Architecture) -> dict[str, Any]:
+    """What a file says of the network: its tensors, its head, and how to rebuild it by name."""
     task_params = []
     for s in architecture.task_params:
         shape = [0, *s.shape[1:]] if s.name in architecture.output else list(s.shape)

@@ -13,28 +13,31 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from tinysubnets import networks
 from tinysubnets.errors import ArchitectureError, DamageError, MismatchError, SettingError
 from tinysubnets.format.header import Manifest
-from tinysubnets.format.io import Contents
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 
 
-def architecture_for(contents: Contents, net: nn.Module | Architecture | None) -> Architecture:
-    """The architecture of a model, from the network given or from its recorded name."""
-    manifest = contents.manifest
+def architecture_for(
+    manifest: Manifest, constants: Mapping[str, Tensor], net: nn.Module | Architecture | None
+) -> Architecture:
+    """The architecture of a model, from the network given or from its recorded name.
+
+    `constants` are the recorded constant buffers, by name.
+    """
     if isinstance(net, Architecture):
         _compare({s.name: s.shape for s in (*net.shared, *net.task_params)}, manifest)
         _compare_shared(net, manifest)
         architecture = copy.copy(net)
     else:
-        net = _rebuilt(manifest, contents.constants) if net is None else net
+        net = _rebuilt(manifest, constants) if net is None else net
         if not isinstance(net, nn.Module):
             raise MismatchError(f"net: a torch.nn.Module is needed, not {type(net).__name__}.")
         architecture = _wrapped(net, manifest)
     architecture.rebuild = manifest.rebuild
-    _take_constants(architecture, contents)
+    _take_constants(architecture, constants)
     # What a fresh vector starts from belongs to the model, whichever instance was given now.
-    constants = {s.name: s.constant for s in manifest.task_params}
+    start = {s.name: s.constant for s in manifest.task_params}
     architecture.task_params = tuple(
-        TensorSpec(s.name, s.shape, constants[s.name]) for s in architecture.task_params
+        TensorSpec(s.name, s.shape, start[s.name]) for s in architecture.task_params
     )
     return architecture
 
@@ -86,15 +89,15 @@ def _compare_shared(architecture: Architecture, manifest: Manifest) -> None:
         )
 
 
-def _take_constants(architecture: Architecture, contents: Contents) -> None:
+def _take_constants(architecture: Architecture, constants: Mapping[str, Tensor]) -> None:
     """Put the recorded constant buffers in place of those of the network given."""
     sides = [
         {n: (tuple(t.shape), t.dtype) for n, t in part.items()}
-        for part in (contents.constants, architecture.constants)
+        for part in (constants, architecture.constants)
     ]
     if sides[0] != sides[1]:
         raise MismatchError(f"constant buffers differ:\n  model   {sides[0]}\n  network {sides[1]}")
-    architecture.constants = {n: contents.constants[n] for n in architecture.constants}
+    architecture.constants = {n: constants[n] for n in architecture.constants}
 
 
 def _rebuilt(manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:

@@ -10,6 +10,7 @@ from tinysubnets.errors import CapacityError
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
+from tinysubnets.tasks.checks import class_balanced
 from tinysubnets.tasks.divergence import InputStatistics, divergence, summarise
 from tinysubnets.tasks.task import Task, is_tokens
 
@@ -18,12 +19,7 @@ def balanced_sample(task: Task, count: int, seed: int) -> Tensor:
     """Raw training inputs, as many of each class as possible, drawn by the portable generator."""
     order = torch.from_numpy(seeds.uniform(len(task.train), seed, "memory", task.name))
     order = order.argsort(stable=True)
-    labels = task.train.labels[order]
-    rank = torch.zeros_like(labels)
-    for number in range(task.num_classes):
-        where = labels == number
-        rank[where] = torch.arange(int(where.sum()))
-    picked = order[torch.argsort(rank, stable=True)[:count]]
+    picked = order[class_balanced(task.train.labels[order], count)]
     return task.train.inputs(picked.sort().values)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.errors import ArchitectureError, MismatchError, SettingError, TaskError
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
@@ -222,4 +222,22 @@ def check_scenario_type(
         raise SettingError(
             f"scenario_type = {scenario_type!r} is not defined for {method}; its paper defines "
             f"{', '.join(repr(d) for d in defined)}."
+        )
+
+
+def check_architecture(architecture: object) -> None:
+    """Refuse what is no architecture, such as a bare network."""
+    if not isinstance(architecture, Architecture):
+        raise ArchitectureError(
+            f"an Architecture is needed, not {type(architecture).__name__}; wrap the network: "
+            'Architecture(net, head="the name of its last layer").'
+        )
+
+
+def check_method(numbers: Mapping[str, Any], name: str) -> None:
+    """Refuse the state or file of another method."""
+    if numbers.get("method") != name:
+        raise MismatchError(
+            f"this model was made by the method {numbers.get('method')!r}, not by {name!r}; go on "
+            "with the method that made it."
         )

@@ -6,7 +6,6 @@ differ in which module they train, for how long, and how they compress it.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import warnings
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 
 from tinysubnets import config
 from tinysubnets.errors import (
-    ArchitectureError,
     CapacityWarning,
     FormatError,
     MismatchError,
@@ -36,6 +34,8 @@ from tinysubnets.method.base import (
     State,
     TaskReport,
     TaskTrainer,
+    check_architecture,
+    check_method,
     check_task,
     learn,
 )
@@ -45,7 +45,7 @@ from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision, PackedMask, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import InitialState, InitKey, initial_state
+from tinysubnets.nn.init import InitialState, InitKey, initial_state, weights_hash
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.task import Task
@@ -105,11 +105,7 @@ class MaskedCore:
         device: str | torch.device = "cpu",
         store: SubnetStore | None = None,
     ) -> None:
-        if not isinstance(architecture, Architecture):
-            raise ArchitectureError(
-                f"an Architecture is needed, not {type(architecture).__name__}; wrap the network: "
-                'Architecture(net, head="the name of its last layer").'
-            )
+        check_architecture(architecture)
         self.architecture, self.settings, self.training = architecture, settings, training
         self.device = pick_device(device)
         self.store = store or SubnetStore(architecture, block=block, device=self.device)
@@ -137,11 +133,7 @@ class MaskedCore:
 
     def pretrained_hash(self) -> str:
         """The SHA-256 of the names and values that learning starts from."""
-        sha = hashlib.sha256()
-        for name, tensor in sorted((self.pretrained or {}).items()):
-            sha.update(name.encode())
-            sha.update(tensor.numpy().tobytes())
-        return sha.hexdigest()
+        return weights_hash(self.pretrained or {})
 
     def bank(self, number: int) -> Bank:
         """The bank of that number, or an empty one that the store does not have yet."""
@@ -404,10 +396,12 @@ class MaskedLearner(ABC):
         """The store as the bytes of its file, and the reports."""
         data = b"".join(encode(self.store).parts)
         file = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        return {"model": file}, {"reports": [asdict(r) for r in self.reports.values()]}
+        reports = [asdict(r) for r in self.reports.values()]
+        return {"model": file}, {"method": self.name, "reports": reports}
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of the same method on the same architecture."""
+        check_method(numbers, self.name)
         with ModelFile(io.BytesIO(tensors["model"].numpy().tobytes())) as file:
             contents = read_contents(file)
         self.store.banks, self.store.subnets = contents.banks, contents.subnets

@@ -6,6 +6,7 @@ the portable generator, so that learning goes on from a file exactly as it would
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -133,3 +134,12 @@ def scores_from_mask(scores: Tensor, mask: Tensor, layout: Layout) -> Tensor:
         sign = torch.where(scores[i:j] < 0, -1.0, 1.0)
         out[i:j][places] = size[order] * sign[places]
     return out
+
+
+def weights_hash(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of names and float32 values: by it pretrained weights are known again."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        sha.update(name.encode())
+        sha.update(tensor.detach().float().cpu().numpy().tobytes())
+    return sha.hexdigest()

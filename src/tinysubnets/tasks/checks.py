@@ -213,6 +213,27 @@ def stratified(name: str, labels: Tensor, share: Any, seed: int) -> tuple[Tensor
     return torch.cat(train).sort().values, split.sort().values
 
 
+def class_balanced(groups: Tensor, count: int) -> Tensor:
+    """Sorted positions of `count` entries, as many of each group as can be.
+
+    Taken are the first entry of every group, then the second of every group, and so on; where
+    `count` ends within such a round, those that come first. So the order of the entries decides:
+    shuffled ones give a random draw.
+
+    - `groups`: the group of every entry [n], int64: its class, or its task and class as one number.
+    - `count`: how many entries; all of them where there are fewer.
+
+        >>> class_balanced(torch.tensor([5, 5, 5, 7, 9, 9]), 4).tolist()
+        [0, 1, 3, 4]
+    """
+    order = groups.argsort(stable=True)
+    ordered = groups[order]
+    # How many entries of its own group come before each entry: its round.
+    rounds = torch.empty_like(order)
+    rounds[order] = torch.arange(len(order)) - torch.searchsorted(ordered, ordered)
+    return rounds.argsort(stable=True)[:count].sort().values
+
+
 def dataset_labels(dataset: Any) -> Any:
     """The labels of a torch `Dataset`, without its inputs where it keeps them apart."""
     targets = getattr(dataset, "targets", None)

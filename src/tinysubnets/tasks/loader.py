@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,14 @@ PREFETCH = 3
 # How many input values are measured together: activations of large images must fit in memory.
 MEASURED_VALUES = {"cpu": 1 << 22, "cuda": 1 << 25}
 LEAST_CHUNK = 16  # statistics of fewer samples are worth little
+
+
+class Chunks(Protocol):
+    """Anything that serves normalized batches in a fixed order: a loader, or a mixture of some."""
+
+    def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of inputs and labels, of at most about `limit` samples in all."""
+        ...
 
 
 class DeviceLoader:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.loader import DeviceLoader
+from tinysubnets.tasks.loader import Chunks, DeviceLoader
 from tinysubnets.training.precision import arithmetic
 
 BATCHNORM_SAMPLES = 2000
@@ -71,7 +71,7 @@ def score(
 def recalibrate_batchnorm(
     architecture: Architecture,
     tensors: Mapping[str, Tensor],
-    batches: DeviceLoader,
+    batches: Chunks,
     limit: int | None = BATCHNORM_SAMPLES,
     chunk: int = CHUNK,
     precision: str = "float32",
