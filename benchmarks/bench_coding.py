@@ -4,8 +4,8 @@
 
 Speeds are MB of packed mask (or of packed codes) per second on one core, of the best call. Three
 tables: masks whose XOR with the reference has a given density, both parts flipping alike; masks of
-a fixed density that exchange a share of their places with a reference, as warm scores do, ten in a
-row, with the seven-task Huffman code beside; and codes.
+a fixed density that exchange a share of their places with the mask before, ten in a row, with the
+seven-task Huffman code beside; and codes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tinysubnets.coding.bits import packed_size
 from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.coding.masks import decode_mask, encode_mask, entropy_bits
 from tinysubnets.coding.seven_task_huffman import seven_tasks_size
+from tinysubnets.experiments.tables import text_table
 
 DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 CHAINS = ((0.05, 0.02), (0.1, 0.03), (0.1, 0.1), (0.3, 0.05), (0.5, 0.1), (0.5, 0.5))
@@ -128,10 +129,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
     """Print rows as a table under a title."""
     cells = [[_cell(value) for value in row.values()] for row in rows]
     names = [name.replace("_", " ") for name in rows[0]]
-    widths = [max(len(row[i]) for row in [names, *cells]) for i in range(len(names))]
-    print(f"\n{title}")
-    for line in [names, *cells]:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    print(f"\n{title}\n{text_table(cells, names, num_labels=0)}")
 
 
 def _cell(value: Any) -> str:

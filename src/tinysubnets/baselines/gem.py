@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer, DenseTraining
@@ -28,8 +29,6 @@ from tinysubnets.errors import SettingError
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.tasks.task import Task
-
-_TOLERANCE = 1e-12
 
 
 def averaged_projection(gradient: Tensor, reference: Tensor) -> Tensor:
@@ -56,39 +55,24 @@ def projection(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Ten
     if not bool((along < 0).any()):
         return gradient
     gram = (references.double() @ references.double().T).cpu().numpy()
+    if not (np.isfinite(gram).all() and bool(along.isfinite().all())):
+        return gradient  # training has diverged, and there is nothing left to protect
     linear = along.double().cpu().numpy() + gram @ np.full(len(gram), margin)
     dual = nonnegative_minimum(gram, linear) + margin
     return gradient + references.T @ torch.from_numpy(dual).to(gradient)
 
 
 def nonnegative_minimum(gram: np.ndarray, linear: np.ndarray) -> np.ndarray:
-    """The v ≥ 0 that minimizes ½ v'Gv + q'v, G positive semidefinite, by an active-set method.
+    """The v ≥ 0 that minimizes ½ v'Gv + q'v, for G [T, T] positive semidefinite and q [T].
 
-    Lawson and Hanson's algorithm on the normal equations: exact up to rounding.
+    With G = LL' this is the least-squares problem min |L'v + L⁻¹q| over v ≥ 0.
     """
-    size = len(linear)
     scale = max(float(np.abs(linear).max()), float(np.abs(gram).max()), 1e-300)
-    ridge = 1e-12 * scale * np.eye(size)  # parallel references
-    free, v = np.zeros(size, dtype=bool), np.zeros(size)
-    for _ in range(10 * size):
-        slope = -(gram @ v + linear)
-        slope[free] = -np.inf
-        if slope.max() <= _TOLERANCE * scale:
-            break
-        free[int(slope.argmax())] = True
-        while True:
-            trial = np.zeros(size)
-            prefix = np.ix_(free, free)
-            trial[free] = np.linalg.solve(gram[prefix] + ridge[prefix], -linear[free])
-            below = free & (trial <= 0)
-            if not below.any():
-                break
-            step = (v[below] / (v[below] - trial[below])).min()
-            v += step * (trial - v)
-            free &= v > _TOLERANCE
-            v[~free] = 0.0
-        v = trial
-    return v
+    ridge = 1e-12 * scale * np.eye(len(gram))  # parallel references make G singular
+    factor = np.linalg.cholesky(gram + ridge)
+    root = np.linalg.solve(factor, linear)
+    minimum: np.ndarray = nnls(factor.T, -root, maxiter=100 * len(gram))[0]
+    return minimum
 
 
 def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets.errors import ArtifactError, MismatchError, SettingError, unknown
+from tinysubnets.experiments.tables import text_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from tinysubnets.tasks.task import Task
 
 
-# --------------------------------------------------------------------------------------------------
-# Arguments that the commands on saved models have in common.
-
-
+CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
+BAR_WIDTH = 24
+MAX_OVERLAPS = 12  # tasks of which every pair is shown
+MAX_TENSORS = 30  # shared tensors that are shown one by one
+PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata")
 _MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
+
+
+# Arguments.
 
 
 def command(subparsers: Any, name: str, text: str, run: Any) -> argparse.ArgumentParser:
@@ -57,14 +61,6 @@ def own_network(options: argparse.Namespace) -> nn.Module | None:
     from tinysubnets import networks
 
     return networks.build(options.net)
-
-
-# --------------------------------------------------------------------------------------------------
-# The commands that use saved models; nothing heavy is imported before one of them runs.
-
-
-CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
-BAR_WIDTH = 24
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -118,6 +114,9 @@ def _add_export(subparsers: Any) -> None:
     add_net(export)
 
 
+# Commands.
+
+
 def _inspect(options: argparse.Namespace) -> int:
     from tinysubnets import format as artifact
 
@@ -125,8 +124,6 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return 0
-    from tinysubnets.commands.model import show_model
-
     show_model(found)
     return 0
 
@@ -161,19 +158,13 @@ def _predict(options: argparse.Namespace) -> int:
     shares = torch.softmax(store.logits(options.task, inputs), 1)
     classes = store.subnet(options.task).classes
     top = shares.topk(min(max(options.top, 1), len(classes)), 1)
-    rows = [
-        {"input": name, "classes": [{"name": classes[i], "probability": p} for p, i in pairs]}
-        for name, pairs in zip(
-            names,
-            (zip(p, i, strict=True) for p, i in zip(*map(torch.Tensor.tolist, top), strict=True)),
-            strict=True,
-        )
-    ]
+    rows = []
+    for name, *best in zip(names, top.values.tolist(), top.indices.tolist(), strict=True):
+        found = [{"name": classes[i], "probability": p} for p, i in zip(*best, strict=True)]
+        rows.append({"input": name, "classes": found})
     if options.json:
         print(json.dumps({"task": options.task, "predictions": rows}, indent=1, ensure_ascii=False))
         return 0
-    from tinysubnets.commands.model import show_predictions
-
     show_predictions(rows)
     return 0
 
@@ -335,126 +326,98 @@ def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Saved models as tables for people.
-
-
-MAX_OVERLAPS = 12  # tasks of which every pair is shown
-MAX_TENSORS = 30  # shared tensors that are shown one by one
-PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata")
+# Tables.
 
 
 def show_model(found: Mapping[str, Any]) -> None:
-    """Print what `artifact.inspect` found."""
-    console = _console()
+    """Print what `format.inspect` found."""
     ledger, masks, room = found["ledger"], found["masks"], found["room"]
     network = found["network"]
     named = network["network"] if isinstance(network, dict) else network
-    console.print(
+    print(
         f"{found['path']}: {ledger['file_bytes']:,} bytes, format {found['format']}, network "
         f"{named}, {found['num_weights']:,} shared weights ({4 * found['num_weights']:,} bytes "
         f"dense), one mask bit per {_block(found['block'])}"
     )
-    console.print(_tasks(found))
+    print(f"\ntasks\n{_tasks(found['tasks'])}")
     if len(found["tensors"]) <= MAX_TENSORS:
-        console.print(_tensors(found["tensors"]))
-    console.print(_ledger(ledger))
-    console.print(
-        f"file {_percent(ledger['file'])} of the dense network; paper view "
+        print(f"\nshared tensors\n{_tensors(found['tensors'])}")
+    print(f"\nledger, bytes\n{_ledger(ledger)}")
+    if 1 < len(found["tasks"]) <= MAX_OVERLAPS:
+        title = "overlap of masks: shared by both / held by either"
+        print(f"\n{title}\n{_overlap(found['tasks'], found['overlap'])}")
+    print(
+        f"\nfile {_percent(ledger['file'])} of the dense network; paper view "
         f"{_percent(ledger['paper'])} (codes, codebooks, coded masks; the paper's own formula "
         "counts prefix and bank bits and raw masks); worked-example view "
         f"{_percent(ledger['worked_example'])}"
     )
-    console.print(
+    print(
         f"masks: {masks['stored_bytes']:,} bytes stored, {masks['seven_task_huffman_bytes']:,} as "
         f"the paper's seven-task Huffman code, {masks['raw_bytes']:,} raw"
     )
     for number, bank in enumerate(found["banks"]):
-        console.print(
-            f"bank {number}: {len(bank['tasks'])} tasks, {_percent(bank['free_share'])} free"
-        )
+        print(f"bank {number}: {len(bank['tasks'])} tasks, {_percent(bank['free_share'])} free")
     if room["bytes_per_task"] is not None:
-        console.print(_room(room, found["free_share"]))
-    if 1 < len(found["tasks"]) <= MAX_OVERLAPS:
-        console.print(_overlap(found["tasks"], found["overlap"]))
+        print(_room(room, found["free_share"]))
 
 
 def show_predictions(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print predicted classes, one input to a row."""
-    from rich.table import Table
-
-    table = Table("input", "class", "probability", box=None)
+    """Print predicted classes, the most probable first."""
+    cells = []
     for row in rows:
-        names = "\n".join(str(c["name"]) for c in row["classes"])
-        shares = "\n".join(f"{c['probability']:.4f}" for c in row["classes"])
-        table.add_row(row["input"], names, shares)
-    _console().print(table)
+        for place, found in enumerate(row["classes"]):
+            name = "" if place else row["input"]
+            cells.append((name, str(found["name"]), f"{found['probability']:.4f}"))
+    print(text_table(cells, ("input", "class", "probability"), num_labels=2))
 
 
-def _tasks(found: Mapping[str, Any]) -> Any:
-    from rich.table import Table
-
-    table = Table(title="tasks", title_justify="left")
-    for column in ("task", "classes", "bank", "bits"):
-        table.add_column(column)
-    for column in ("density", "new weights", "valid. acc.", "bytes"):
-        table.add_column(column, justify="right")
-    table.add_column("mask coded against")
-    for task in found["tasks"]:
-        accuracy = task["valid_accuracy"]
-        table.add_row(
+def _tasks(tasks: Sequence[Mapping[str, Any]]) -> str:
+    labels = ("task", "classes", "mask coded against")
+    numbers = ("bank", "bits", "density", "new weights", "valid. acc.", "bytes")
+    rows = [
+        (
             task["name"],
             _names(task["classes"]),
+            task["mask_against"],
             str(task["bank"]),
             str(task["bits"]),
             f"{task['density']:.4f}",
             f"{task['new_weights']:,}",
-            "" if accuracy is None else _percent(accuracy),
+            "" if task["valid_accuracy"] is None else _percent(task["valid_accuracy"]),
             f"{task['bytes']:,}",
-            task["mask_against"],
         )
-    return table
+        for task in tasks
+    ]
+    return text_table(rows, (*labels, *numbers), num_labels=len(labels))
 
 
-def _tensors(tensors: Sequence[Mapping[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table("tensor", "shape", title="shared tensors", title_justify="left")
-    for column in ("density, mean over tasks", "free, mean over banks"):
-        table.add_column(column, justify="right")
+def _tensors(tensors: Sequence[Mapping[str, Any]]) -> str:
+    headings = ("tensor", "shape", "density, mean over tasks", "free, mean over banks")
+    rows = []
     for tensor in tensors:
         shares = (tensor["densities"], tensor["free_shares"])
         means = [f"{sum(s) / len(s):.4f}" if s else "" for s in shares]
-        table.add_row(tensor["name"], "x".join(map(str, tensor["shape"])), *means)
-    return table
+        rows.append((tensor["name"], "x".join(map(str, tensor["shape"])), *means))
+    return text_table(rows, headings, num_labels=2)
 
 
-def _ledger(ledger: Mapping[str, Any]) -> Any:
-    from rich.table import Table
+def _ledger(ledger: Mapping[str, Any]) -> str:
+    def row(name: str, entry: Mapping[str, float]) -> tuple[str, ...]:
+        bits = [entry[part] for part in PARTS]
+        return (name, *(f"{round(b) // 8:,}" for b in (*bits, sum(bits))))
 
-    table = Table("task", title="ledger, bytes", title_justify="left")
-    for part in (*PARTS, "total"):
-        table.add_column(part, justify="right")
-    rows = [*ledger["tasks"].items(), ("common", ledger["common"])]
-    for name, entry in rows:
-        total = sum(entry[p] for p in PARTS)
-        table.add_row(name, *(_bytes(entry[p]) for p in PARTS), _bytes(total))
-    total = ledger["total"]
-    table.add_section()
-    table.add_row("total", *(_bytes(total[p]) for p in PARTS), _bytes(total["total"]))
-    return table
+    entries = [*ledger["tasks"].items(), ("common", ledger["common"])]
+    rows = [row(name, entry) for name, entry in entries]
+    return text_table([*rows, (), row("total", ledger["total"])], ("task", *PARTS, "total"))
 
 
-def _overlap(tasks: Sequence[Mapping[str, Any]], overlap: Sequence[Sequence[float]]) -> Any:
-    from rich.table import Table
-
-    title = "overlap of masks: shared by both / held by either"
-    table = Table("", title=title, title_justify="left")
-    for number in range(len(tasks)):
-        table.add_column(str(number), justify="right")
-    for number, (task, row) in enumerate(zip(tasks, overlap, strict=True)):
-        table.add_row(f"{number} {task['name']}", *(f"{share:.2f}" for share in row))
-    return table
+def _overlap(tasks: Sequence[Mapping[str, Any]], overlap: Sequence[Sequence[float]]) -> str:
+    rows = [
+        (f"{number} {task['name']}", *(f"{share:.2f}" for share in row))
+        for number, (task, row) in enumerate(zip(tasks, overlap, strict=True))
+    ]
+    return text_table(rows, ("", *map(str, range(len(tasks)))))
 
 
 def _room(room: Mapping[str, Any], free_share: float) -> str:
@@ -471,13 +434,6 @@ def _room(room: Mapping[str, Any], free_share: float) -> str:
     )
 
 
-def _console() -> Any:
-    from rich.console import Console
-
-    width = max(shutil.get_terminal_size((120, 40)).columns, 100)
-    return Console(width=width, highlight=False, markup=False, emoji=False)
-
-
 def _names(classes: Sequence[Any], most: int = 6) -> str:
     shown = ", ".join(str(c) for c in classes[:most])
     return shown if len(classes) <= most else f"{shown}, … ({len(classes)})"
@@ -485,10 +441,6 @@ def _names(classes: Sequence[Any], most: int = 6) -> str:
 
 def _block(block: int) -> str:
     return "weight" if block == 1 else f"{block} weights of a row or one kernel"
-
-
-def _bytes(bits: float) -> str:
-    return f"{round(bits) // 8:,}"
 
 
 def _percent(share: float) -> str:

@@ -54,7 +54,7 @@ def run_paper(arguments: argparse.Namespace) -> int:
     from tinysubnets import paper
 
     if arguments.name is None:
-        print("\n".join(paper.listing()))
+        print(paper.listing())
         return 0
     text = paper.show(
         arguments.name,

@@ -23,6 +23,7 @@ from tinysubnets.errors import RunError, TinySubNetsError
 from tinysubnets.experiments.recipe import Recipe, complete
 from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
 from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.experiments.tables import text_table
 from tinysubnets.files import friendly_os_errors
 
 POLL_SECONDS = 0.2
@@ -135,8 +136,8 @@ class Comparison:
 def check_settings(folder: Path, chosen: Recipe) -> None:
     """Refuse to take a run of other settings for one of this comparison."""
     try:
-        extra_state = RunDir(folder).config()
-        there = complete(extra_state["run"]["recipe"], extra_state)
+        recorded = RunDir(folder).config()
+        there = complete(recorded["run"]["recipe"], recorded)
     except (TinySubNetsError, KeyError):
         return  # no run yet, or one that says itself what is wrong with it
     before, now = flat(there.as_dict()), flat(chosen.as_dict())
@@ -191,18 +192,13 @@ def run_all(comparison: Comparison, stream: TextIO | None = None) -> None:
 
 def _run_live(comparison: Comparison) -> None:
     from rich.live import Live
-    from rich.table import Table
+    from rich.text import Text
 
-    def table() -> Table:
-        made = Table("method", "seed", "state", "", box=None)
-        for job in comparison.jobs:
-            made.add_row(job.method, str(job.seed), job.state, job.detail)
-        return made
-
-    with Live(table(), refresh_per_second=4) as live:
+    with Live(refresh_per_second=4) as live:
         while not comparison.is_done:
             comparison.step()
-            live.update(table())
+            rows = [(j.method, str(j.seed), j.state, j.detail) for j in comparison.jobs]
+            live.update(Text(text_table(rows, num_labels=4), no_wrap=True))
             time.sleep(POLL_SECONDS)
 
 
@@ -212,8 +208,7 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
         return "no run was finished."
     groups = grouped(find_runs([folder]))
     shown = [f"{c} %" for c in (*_COLUMNS, "file", "paper")]
-    head = ["method", "scenario type", *shown, "seconds"]
-    rows = [head]
+    headings, rows = ["method", "scenario type", *shown, "seconds"], []
     for group in sorted(
         groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].scenario_type)
     ):
@@ -223,9 +218,7 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
         row = [group.method, group.runs[0].scenario_type]
         row += [_show(spread, 100.0) for spread in spreads] + [_show(seconds, 1.0)]
         rows.append(row)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines) + "\nmean ± standard deviation (runs)"
+    return f"{text_table(rows, headings, num_labels=2)}\nmean ± standard deviation (runs)"
 
 
 def _place(method: str, methods: Sequence[str]) -> int:

@@ -11,8 +11,11 @@ from typing import Any, TextIO
 
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
+from tinysubnets.experiments.tables import text_table
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.training.loop import EpochReport
+
+MAX_MATRIX = 10  # tasks of which the whole accuracy matrix is shown
 
 
 class Clock:
@@ -170,15 +173,15 @@ def summary(result: Mapping[str, Any]) -> str:
 def _matrix(result: Mapping[str, Any]) -> str:
     rows: Sequence[Sequence[float | None]] = result["accuracy_matrix"]
     where = " and ".join(result["measured_on"])
-    lines = [f"accuracy in % on {where} data: row = after task, column = task"]
-    shown = len(rows) if len(rows) <= 10 else 0
-    if not shown:
-        lines.append("(the whole matrix is in result.json; here its last row)")
-    for i, row in enumerate(rows):
-        if shown or i == len(rows) - 1:
-            cells = ["    –" if v is None else f"{100 * v:5.1f}" for v in row]
-            lines.append(f"{i + 1:3}  " + " ".join(cells))
-    return "\n".join(lines)
+    title = f"accuracy in % on {where} data: row = after task, column = task"
+    if len(rows) > MAX_MATRIX:
+        title += "\n(the whole matrix is in result.json; here its last row)"
+    cells = [
+        [str(i), *("–" if v is None else f"{100 * v:.1f}" for v in row)]
+        for i, row in enumerate(rows, 1)
+    ]
+    shown = cells if len(rows) <= MAX_MATRIX else cells[-1:]
+    return f"{title}\n{text_table(shown)}"
 
 
 def _metrics(result: Mapping[str, Any]) -> str:
@@ -191,9 +194,11 @@ def _metrics(result: Mapping[str, Any]) -> str:
         "forward_transfer_minus_chance": "FWT minus chance",
         "forgetting": "forgetting",
     }
-    return "\n".join(
-        f"{text:26} " + ("not defined" if m[key] is None else f"{100 * m[key]:7.2f} %")
-        for key, text in names.items()
+    return text_table(
+        [
+            (text, "not defined" if m[key] is None else f"{100 * m[key]:.2f} %")
+            for key, text in names.items()
+        ]
     )
 
 
@@ -214,21 +219,17 @@ def _ledger(result: Mapping[str, Any]) -> str:
     if "num_weights" not in ledger:
         return "size: " + ", ".join(f"{k} {v}" for k, v in result["capacity"].items() if v)
     dense = 32 * ledger["num_weights"]
-    lines = ["size, in % of the shared weights as 32-bit numbers", f"{'':12}{'bytes':>12}{'%':>8}"]
-    for name, bits in ledger["total"].items():
-        lines.append(f"{name:12}{bits / 8:12,.0f}{100 * bits / dense:8.2f}")
+    rows: list[tuple[str, ...]] = [
+        (name, f"{bits / 8:,.0f}", f"{100 * bits / dense:.2f}")
+        for name, bits in ledger["total"].items()
+    ]
     views = {"file": "file on disk", "paper": "paper's view", "worked_example": "worked example"}
-    for key, text in views.items():
-        share = result["capacity"].get(key)
-        if share is not None:
-            lines.append(f"{text + ':':20}{100 * share:.2f} %")
-    if result.get("free_share") is not None:
-        lines.append(f"{'free weights:':20}{100 * result['free_share']:.1f} %")
-    return "\n".join(lines)
-
-
-# --------------------------------------------------------------------------------------------------
-# Tracking of a run in TensorBoard event files, beside the JSON lines that every run writes.
+    shares = {text: result["capacity"].get(key) for key, text in views.items()}
+    shares["free weights"] = result.get("free_share")
+    rows.append(())
+    rows += [(text, "", f"{100 * s:.2f}") for text, s in shares.items() if s is not None]
+    title = "size, in % of the shared weights as 32-bit numbers"
+    return f"{title}\n{text_table(rows, ('', 'bytes', '%'))}"
 
 
 class TensorBoard:

@@ -1,6 +1,6 @@
 """The paper's tables and figures, by name, each with our value beside the paper's.
 
-for line in listing(): print(line)
+print(listing())
 print(show("accuracy", ["runs/compare"], form="markdown"))
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinysubnets.errors import SettingError, unknown
+from tinysubnets.experiments.tables import text_table
 
 if TYPE_CHECKING:
     from tinysubnets.paper.render import Table
@@ -40,11 +41,10 @@ ENTRIES: dict[str, tuple[str, str]] = {
 """Every table and figure with numbers: where it stands in the paper, and what it shows."""
 
 
-def listing() -> list[str]:
-    """One line per table and figure."""
-    width = max(map(len, ENTRIES))
-    lines = [f"{n.ljust(width)}  {where.ljust(17)}  {what}" for n, (where, what) in ENTRIES.items()]
-    return [*lines, f"{'–'.ljust(width)}  {'Figure 1'.ljust(17)}  a drawing without numbers"]
+def listing() -> str:
+    """All tables and figures, one to a line."""
+    rows = [(name, where, what) for name, (where, what) in ENTRIES.items()]
+    return text_table([*rows, ("–", "Figure 1", "a drawing without numbers")], num_labels=3)
 
 
 def table(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tinysubnets.errors import SettingError
+from tinysubnets.experiments.tables import text_table
 
 Format = Literal["text", "markdown", "latex"]
 FORMATS: tuple[Format, ...] = ("text", "markdown", "latex")
@@ -47,27 +48,16 @@ def _grouped(table: Table) -> list[tuple[str, ...]]:
 
 def _text(table: Table) -> str:
     rows = _grouped(table)
-    widths = [max(len(r[i]) for r in [table.headings, *rows]) for i in range(len(table.headings))]
-
-    def line(cells: tuple[str, ...]) -> str:
-        parts = [
-            c.ljust(w) if i < table.num_labels else c.rjust(w)
-            for i, (c, w) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return "  ".join(parts).rstrip()
-
     has_groups = table.num_labels > 1 and any(not row[0] for row in rows)
-    rule = "  ".join("─" * w for w in widths)
-    body = [line(table.headings), rule]
-    for index, row in enumerate(rows):
-        if index and row[0] and has_groups:
-            body.append("")
-        body.append(line(row))
+    spaced: list[tuple[str, ...]] = []
+    for row in rows:
+        spaced += [(), row] if spaced and row[0] and has_groups else [row]
+    body = text_table(spaced, table.headings, num_labels=table.num_labels)
     notes = [
         textwrap.fill(f"[{i}] {n}", NOTE_WIDTH, subsequent_indent="    ", break_on_hyphens=False)
         for i, n in enumerate(table.notes, 1)
     ]
-    return "\n".join([table.title, "", *body, "", *notes]).rstrip() + "\n"
+    return "\n".join([table.title, "", body, "", *notes]).rstrip() + "\n"
 
 
 def _markdown(table: Table) -> str:
