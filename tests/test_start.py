@@ -76,7 +76,7 @@ def test_a_bias_of_one_element_is_no_constant() -> None:
     assert start(net()).task_params["2.weight"].tolist() == [0.25]  # the layer's own constant
 
 
-def test_private_tensors_start_as_their_layers_do() -> None:
+def test_task_params_start_as_their_layers_do() -> None:
     task_params = start(Residual()).task_params
     assert (task_params["norm1.weight"] == 1).all() and (task_params["norm1.bias"] == 0).all()
     assert (task_params["norm1.running_mean"] == 0).all() and (

@@ -368,7 +368,7 @@ def test_reports_say_what_happened() -> None:
 
 
 def test_two_learners_side_by_side_do_not_meet() -> None:
-    """Lessons advanced in turn end as lessons run one after the other."""
+    """Tasks trained in turn, an epoch each, end as if trained one after the other."""
     alone = [trainer(Residual(), (1, 6, 6), seed=s) for s in (0, 1)]
     for running in alone:
         while not running.finished:
