@@ -158,7 +158,7 @@ class FixedMaskModule(TaskModule):
         super().__init__(architecture, layout, bank.values, bank.owned, start, compression)
         self.register_buffer("fixed", mask.clone())
 
-    def mask(self, *, hinted: bool = True) -> Tensor:
+    def mask(self) -> Tensor:
         """The given mask."""
         return self.fixed
 
