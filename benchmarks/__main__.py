@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import codebooks, pruning, steps
+from benchmarks import codebooks, many_tasks, pruning, runs, steps
 
 Row = dict[str, Any]
 
@@ -59,8 +59,13 @@ def _all(device: torch.device, quick: bool, data: str | None) -> dict[str, Any]:
     table["codebook update"] = lambda: steps.codebook_update(device)
     table["codebook"] = codebooks.against_sklearn
     table["pruning mlp"] = lambda: pruning.share_of_training("mlp", 256, device)
+    table["many tasks"] = lambda: many_tasks.thousandth_task(count(200, 1000))
+    large = ("permuted-mnist", "split-cifar100", "tiny-imagenet")
+    for scenario in large if gpu else ("permuted-digits",):
+        table[f"run {scenario}"] = partial(runs.share_of_training, scenario, device.type, data)
     if not gpu:
         table["pruning few images"] = lambda: pruning.few_images(data, count(1, 3))
+        table["side by side"] = runs.side_by_side
     if gpu:
         table["pruning alexnet"] = lambda: pruning.share_of_training("alexnet", 128, device)
         table["memory"] = lambda: steps.peak_memory(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import subprocess
@@ -325,14 +326,31 @@ def test_last_epoch_of_a_run_in_progress(tmp_path: Path) -> None:
     assert compare.last_epoch(tmp_path) == "task 2 b, epoch 2/9, valid 50.0 %"
 
 
+def test_runs_side_by_side_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "7")  # the user's own wish counts
+    found = compare.environment(3)
+    assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("3", "7")
+    assert "OMP_NUM_THREADS" not in compare.environment(None)
+    parser = argparse.ArgumentParser()
+    compare_commands.add_parsers(parser.add_subparsers())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    given = "compare permuted-digits --methods tsn --out nowhere --device cpu"
+    for more, threads in (("--jobs 4", 2), ("--jobs 16", 1), ("--jobs 1", None), ("", 1)):
+        options = parser.parse_args([*given.split(), *more.split()])
+        comparison = compare_commands._planned(options, ["tsn"])
+        assert {job.threads for job in comparison.jobs} == {threads}
+        assert all("--threads" not in job.arguments for job in comparison.jobs)
+
+
 def test_compare_passes_its_options_on() -> None:
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
     run_commands.add_parsers(commands)
     compare_commands.add_parsers(commands)
     given = "compare split-digits --methods tsn --out o --data d --set training.epochs=5"
-    options = parser.parse_args([*given.split(), "--tensorboard"])
-    made = compare_commands._run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"), 1)
+    options = parser.parse_args([*given.split(), "--tensorboard", "--matrix", "last"])
+    made = compare_commands._run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"))
     again = parser.parse_args(list(made))
     assert (again.recipe, again.method, again.seed) == ("split-digits", "tsn", 3)
     assert (again.data, again.out, again.assignments) == (
@@ -341,6 +359,7 @@ def test_compare_passes_its_options_on() -> None:
         ["training.epochs=5"],
     )
     assert again.no_report and again.tensorboard and again.threads is None
-    made = compare_commands._run_arguments(options, "naive:class-IL", 0, Path("o/x"), 1)
+    assert again.matrix == "last"
+    made = compare_commands._run_arguments(options, "naive:class-IL", 0, Path("o/x"))
     again = parser.parse_args(list(made))
     assert again.method == "naive" and again.assignments[-1] == "naive.scenario_type=class-IL"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.errors import SettingError
-from tinysubnets.nn import codebook
+from tinysubnets.nn import codebook, kmeans
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = ["gaussian", "laplace", "gapped"]
@@ -281,3 +281,15 @@ def test_rounding_takes_any_numbers_and_leaves_those_given_alone(dtype: torch.dt
     out = codebook.nearest_centroid(values, table, segments)
     assert out.dtype == dtype and out.tolist() == [-1.0, 1.0, -1.0, 1.0, 6.0, 5.0]
     torch.testing.assert_close(values, before, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("k", [4, 16, 64])
+def test_short_vectors_are_split_as_long_ones_are(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(k)
+    for count in (k + 1, 100, 190):
+        for values in (generator.normal(size=count), np.round(generator.normal(size=count), 1)):
+            cells = kmeans.histogram(values.astype(np.float32), 1 << 16, k)
+            at_once = kmeans.optimal_split(cells, k, 512)
+            with monkeypatch.context() as patched:
+                patched.setattr(kmeans, "_FEW_EDGES", 0)
+                assert np.array_equal(kmeans.optimal_split(cells, k, 512), at_once)

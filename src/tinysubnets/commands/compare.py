@@ -112,7 +112,10 @@ def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     on_gpu = options.device.startswith("cuda") or (options.device == "auto" and _has_gpu())
-    at_a_time = options.jobs or (1 if on_gpu else cores or 1)
+    cores = cores or 1
+    at_a_time = options.jobs or (1 if on_gpu else cores)
+    # Each run has its share of the cores; how many of them a network can use it finds out itself.
+    threads = options.threads or (max(1, cores // at_a_time) if at_a_time > 1 else None)
     recipes = {
         told: recipe.load(
             options.recipe,
@@ -126,8 +129,8 @@ def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
         for told in methods:
             folder = Path(options.out) / told.replace(":", "-") / f"seed-{seed}"
             compare.check_settings(folder, recipes[told])
-            arguments = _run_arguments(options, told, seed, folder, at_a_time)
-            jobs.append(compare.Job(told, seed, folder, arguments))
+            arguments = _run_arguments(options, told, seed, folder)
+            jobs.append(compare.Job(told, seed, folder, arguments, threads))
     return compare.Comparison(jobs, at_a_time)
 
 
@@ -138,7 +141,7 @@ def _scenario_type(told: str) -> list[str]:
 
 
 def _run_arguments(
-    options: argparse.Namespace, told: str, seed: int, folder: Path, jobs: int
+    options: argparse.Namespace, told: str, seed: int, folder: Path
 ) -> tuple[str, ...]:
     """The arguments of `tsn run` for one run of a comparison."""
     method = told.partition(":")[0]
@@ -149,9 +152,8 @@ def _run_arguments(
         arguments += ["--matrix", options.matrix]
     if options.data is not None:
         arguments += ["--data", options.data]
-    threads = options.threads or (max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)
-    if threads is not None:
-        arguments += ["--threads", str(threads)]
+    if options.threads is not None:
+        arguments += ["--threads", str(options.threads)]
     assignments = [*options.assignments, *_scenario_type(told)]
     arguments += [part for text in assignments for part in ("--set", text)]
     return tuple(arguments + (["--tensorboard"] if options.tensorboard else []))

@@ -28,6 +28,7 @@ from tinysubnets.experiments.tables import text_table
 from tinysubnets.files import friendly_os_errors
 
 POLL_SECONDS = 0.2
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _COLUMNS = {
     "accuracy": "average_accuracy",
     "BWT": "backward_transfer",
@@ -37,12 +38,17 @@ _COLUMNS = {
 
 @dataclass
 class Job:
-    """One run of a comparison and the process that works on it."""
+    """One run of a comparison and the process that works on it.
+
+    `threads` bounds those of its libraries, so that runs side by side do not starve each other;
+    None leaves it to them.
+    """
 
     method: str
     seed: int
     folder: Path
     arguments: tuple[str, ...]
+    threads: int | None = None
     state: str = "waiting"
     detail: str = ""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -74,6 +80,7 @@ class Job:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=environment(self.threads),
             )
         self.state = "running"
 
@@ -132,6 +139,13 @@ class Comparison:
 
     def _running(self) -> list[Job]:
         return [job for job in self.jobs if job.state == "running"]
+
+
+def environment(threads: int | None) -> dict[str, str]:
+    """The environment of a run with at most so many threads, unless the user has set theirs."""
+    if threads is None:
+        return dict(os.environ)
+    return {name: str(threads) for name in _THREAD_VARIABLES} | dict(os.environ)
 
 
 def check_settings(folder: Path, chosen: Recipe) -> None:

@@ -80,10 +80,11 @@ def accuracy(learner: Learner, probe: Probe) -> float:
     if learner.scenario_type == "class-IL":
         first = learner.columns(probe.name)[0]
         return _share(probe, lambda x: learner.logits(None, x).argmax(1).numpy() - first)
-    name = probe.name if learner.scenario_type == "task-IL" else None
+    if learner.scenario_type == "task-IL":  # logits stand in the order of the task's classes
+        return _share(probe, lambda x: learner.logits(probe.name, x).argmax(1).numpy())
     number = {label: i for i, label in enumerate(probe.classes)}
     return _share(
-        probe, lambda x: np.array([number.get(v, -1) for v in learner.predict(name, x).tolist()])
+        probe, lambda x: np.array([number.get(v, -1) for v in learner.predict(None, x).tolist()])
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tinysubnets import seeds
 from tinysubnets.errors import CapacityError
@@ -11,8 +14,11 @@ from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
 from tinysubnets.tasks.checks import class_balanced
-from tinysubnets.tasks.divergence import InputStatistics, divergence, summarise
+from tinysubnets.tasks.divergence import InputStatistics, divergences, summarise
 from tinysubnets.tasks.task import Task, is_tokens
+
+# Statistics of kept samples, by the tensor that holds them and the seed: every later task asks.
+_SUMMARIES: MutableMapping[Tensor, dict[int, InputStatistics]] = WeakTensorKeyDictionary()
 
 
 def balanced_sample(task: Task, count: int, seed: int) -> Tensor:
@@ -32,9 +38,13 @@ def remember(task: Task, settings: TSNSettings) -> InputStatistics | Tensor | No
 
 
 def _statistics(memory: InputStatistics | Tensor, seed: int) -> InputStatistics:
+    """The statistics of a memory; those of samples are computed once, for as long as these live."""
     if isinstance(memory, InputStatistics):
         return memory
-    return summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
+    known = _SUMMARIES.setdefault(memory, {})
+    if seed not in known:
+        known[seed] = summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
+    return known[seed]
 
 
 def choose_bank(
@@ -53,11 +63,9 @@ def _by_divergence(
     if not store.subnets or memory is None:
         return last_bank(store)
     mine = _statistics(memory, settings.seed)
-    distances = {
-        s.name: divergence(mine, _statistics(s.memory, settings.seed))
-        for s in store.subnets.values()
-        if s.memory is not None
-    }
+    kept = {s.name: s.memory for s in store.subnets.values() if s.memory is not None}
+    found = divergences(mine, [_statistics(m, settings.seed) for m in kept.values()])
+    distances = dict(zip(kept, found, strict=True))
     if not distances:
         return BankDecision(len(store.banks) - 1, "earlier tasks left nothing to compare with")
     nearest = min(distances, key=lambda name: distances[name])

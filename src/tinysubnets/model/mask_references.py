@@ -30,6 +30,8 @@ from tinysubnets.nn.layout import Layout
 MAX_SCORE_REFERENCES = 3  # per bank: each costs the reader a pass over all scores
 MAX_MAGNITUDE = 1 << 24
 _CHUNK = 1 << 15  # 64-bit words that stay in the cache
+MAX_RANKED_MEMBERS = 32  # earlier masks of the bank that a mask is compared with in full
+_SAMPLED_BYTES = 512  # of every mask, to find those
 _ENCODED = 3
 _WORTH = 0.99  # a reference costs the reader time, so it has to save this share of the bytes
 _ONES_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(
@@ -78,7 +80,8 @@ def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> Coded
     """
     packed = pack_mask(mask)
     candidates: dict[int, np.ndarray | None] = {NO_REFERENCE: None}
-    candidates |= {FIRST_MEMBER + i: member for i, member in context.members.items()}
+    nearest = _nearest_members(packed, context.members)
+    candidates |= {FIRST_MEMBER + i: context.members[i] for i in nearest}
     if context.members:
         candidates[OWNED] = context.owned
     magnitudes: tuple[int, ...] = ()
@@ -101,6 +104,22 @@ def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> Coded
     if best in (SCORES, FREE_SCORES):
         return CodedMask(best, codes[best], int(seed or 0) % 2**64, magnitudes)
     return CodedMask(best, codes[best])
+
+
+def _nearest_members(packed: np.ndarray, members: Mapping[int, np.ndarray]) -> list[int]:
+    """The members that are worth a closer look: all of a few, else the likest on some bytes.
+
+    So the cost of a task hardly grows with the tasks before it.
+    """
+    if len(members) <= MAX_RANKED_MEMBERS:
+        return list(members)
+    # Bytes spread evenly over the mask: what they say of a member costs a look at them alone.
+    where = np.linspace(0, len(packed) - 1, min(len(packed), _SAMPLED_BYTES)).astype(np.int64)
+    sampled = np.stack([member[where] for member in members.values()]) ^ packed[where]
+    apart = _ONES_OF_BYTE[sampled].sum(1, dtype=np.int64)
+    best = np.argsort(apart, kind="stable")[:MAX_RANKED_MEMBERS]
+    numbers = list(members)
+    return sorted(numbers[i] for i in best.tolist())
 
 
 def _estimate_bits(mask: np.ndarray, reference: np.ndarray | None, count: int) -> float:

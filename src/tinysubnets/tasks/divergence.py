@@ -82,6 +82,23 @@ def divergence(a: InputStatistics, b: InputStatistics) -> float:
     return distance / max((a.floor + b.floor) / 2, 1e-12)
 
 
+def divergences(a: InputStatistics, others: Sequence[InputStatistics]) -> list[float]:
+    """The divergence of one task from each of the others, all of one shape at once."""
+    out = [inf] * len(others)
+    alike = [i for i, b in enumerate(others) if a.kind == b.kind and a.mean.shape == b.mean.shape]
+    if not alike:
+        return out
+    mean = torch.stack([others[i].mean for i in alike])
+    variances = [v for i in alike if (v := others[i].variance) is not None]
+    spread = torch.stack(variances) if a.variance is not None else None
+    floors = torch.tensor([others[i].floor for i in alike], dtype=torch.float64)
+    unit = ((a.floor + floors) / 2).clamp_min(1e-12)
+    found = _comparisons((a.mean, a.variance), (mean, spread)) / unit
+    for i, value in zip(alike, found.tolist(), strict=True):
+        out[i] = value
+    return out
+
+
 def _pool(samples: Tensor) -> Tensor:
     """Features [n, dimensions]: averages over cells, with large numbers drawn together.
 
@@ -128,10 +145,15 @@ def _compare(a: Description, b: Description) -> float:
     Variances are raised by a share of the dimension's and of the typical variance of both tasks:
     a pixel that never changes must not decide alone, whatever the unit of the inputs.
     """
+    return float(_comparisons(a, b))
+
+
+def _comparisons(a: Description, b: Description) -> Tensor:
+    """What `_compare` gives, float64 [...], of descriptions [..., dimensions] that broadcast."""
     (p, v), (q, w) = ((m.double(), None if s is None else s.double()) for m, s in (a, b))
     if v is None or w is None:
-        return float(((p - q) * (p / q).log()).mean() / 2)
+        return ((p - q) * (p / q).log()).mean(-1) / 2
     pooled = (v + w) / 2
-    raised = VARIANCE_FLOOR * (pooled + pooled.median()) + 1e-12
+    raised = VARIANCE_FLOOR * (pooled + pooled.median(-1, keepdim=True).values) + 1e-12
     v, w, gap = v + raised, w + raised, (p - q).square()
-    return float(((v + gap) / w + (w + gap) / v - 2).mean() / 4)
+    return ((v + gap) / w + (w + gap) / v - 2).mean(-1) / 4

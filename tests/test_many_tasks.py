@@ -1,0 +1,137 @@
+"""Hundreds of tasks: one more costs no more than an early one, and a full network goes on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tinysubnets import networks
+from tinysubnets.errors import CapacityWarning
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model import mask_references
+from tinysubnets.model.mask_references import MaskContext, code_mask, read_mask
+from tinysubnets.model.subnet import FIRST_MEMBER
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.layout import Layout
+from tinysubnets.tasks import divergence
+from tinysubnets.tasks.task import Task
+
+
+def tiny_task(number: int) -> Task:
+    generator = np.random.default_rng(number)
+    inputs = (generator.normal(size=(60, 8)) + number % 3).astype(np.float32)
+    labels = (inputs - inputs.mean(0)) @ generator.normal(size=8) > 0
+    return Task.from_arrays(f"t{number}", inputs, labels.astype(np.int64), valid=0.3)
+
+
+def tiny_learner(**settings: Any) -> TinySubNets:
+    net = networks.build("mlp", classes=2, in_features=8, hidden=(16, 16))
+    training = {"epochs": 1, "batch_size": 64}
+    return TinySubNets(
+        Architecture(net), density=0.2, training=training, pruning={"iterations": 5}, **settings
+    )
+
+
+def learn_all(learner: TinySubNets, numbers: range) -> list[float]:
+    """CPU seconds beside training of each task."""
+    out = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CapacityWarning)
+        for number in numbers:
+            task = tiny_task(number)
+            start = time.process_time()
+            trainer = learner.begin(task)
+            begun = time.process_time()
+            while not trainer.finished:
+                trainer.epoch()
+            trained = time.process_time()
+            trainer.finish()
+            out.append(time.process_time() - trained + begun - start)
+    return out
+
+
+@pytest.mark.slow
+def test_the_thousandth_task_costs_at_most_twice_the_tenth() -> None:
+    learner = tiny_learner()
+    beside = learn_all(learner, range(1000))
+    assert learner.store.free_share() == 0.0  # the network is full long before the end
+    assert statistics.median(beside[-20:]) <= 2 * statistics.median(beside[10:30])
+
+
+def test_learning_goes_on_when_no_weight_is_free(tmp_path: Any) -> None:
+    learner = tiny_learner(max_banks=1, memory=None, post_pruning=False)
+    learn_all(learner, range(6))
+    first = learner.store.logits("t0", tiny_task(0).train.inputs())
+    learn_all(learner, range(6, 60))
+    assert learner.store.free_share() == 0.0
+    late = learner.store.subnet("t59")
+    assert late.num_new == 0 and late.mask.any()
+    assert torch.equal(learner.store.logits("t0", tiny_task(0).train.inputs()), first)
+    learner.save(tmp_path)
+    again = TinySubNets.resume(tmp_path, learner.architecture)
+    assert again.store.digest("t59") == learner.store.digest("t59")
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_divergences_at_once_are_those_one_by_one(tokens: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def statistics_of(number: int, shape: tuple[int, ...]) -> divergence.InputStatistics:
+        samples = torch.randn(20, *shape, generator=generator) * (1 + number)
+        samples = samples.abs().mul(9).long() if tokens else samples
+        return divergence.summarise(samples, tokens=tokens, seed=number)
+
+    shapes = [(3, 9, 9), (3, 9, 9), (5,), (3, 9, 9), (70,), (3, 9, 9)]
+    many = [statistics_of(i, shape) for i, shape in enumerate(shapes)]
+    other = (
+        statistics_of(7, (4,))
+        if tokens
+        else divergence.summarise(torch.arange(40).reshape(20, 2), tokens=True)
+    )
+    for one in (*many, other):
+        expected = [divergence.divergence(one, b) for b in (*many, other)]
+        assert divergence.divergences(one, [*many, other]) == expected
+    assert divergence.divergences(many[0], []) == []
+
+
+def test_statistics_of_kept_samples_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = divergence.summarise
+
+    def counted(samples: Any, **rest: Any) -> Any:
+        asked.append(id(samples))
+        return real(samples, **rest)
+
+    monkeypatch.setattr("tinysubnets.method.banks.summarise", counted)
+    learner = tiny_learner(memory="samples", max_banks=2)
+    learn_all(learner, range(5))
+    assert len(asked) == len(set(asked)) == 5
+
+
+def masks_around(center: np.ndarray, count: int) -> Mapping[int, np.ndarray]:
+    generator = np.random.default_rng(1)
+    return {
+        i: np.packbits(generator.random(len(center)) < 0.3, bitorder="little") for i in range(count)
+    }
+
+
+@pytest.mark.parametrize("place", [0, 150, 299])
+def test_the_likest_of_many_masks_is_still_found(place: int) -> None:
+    layout = Layout(Architecture(networks.build("mlp", in_features=64)).shared)
+    generator = np.random.default_rng(0)
+    mask = generator.random(layout.num_blocks) < 0.3
+    members = dict(masks_around(mask, 300))
+    near = mask ^ (generator.random(len(mask)) < 0.02)
+    members[place] = np.packbits(near, bitorder="little")
+    assert len(members) > mask_references.MAX_RANKED_MEMBERS
+    context = MaskContext(layout, 0, 300, members, np.full_like(members[0], 255))
+    coded = code_mask(mask, context, None)
+    assert coded.reference == FIRST_MEMBER + place
+    assert (read_mask(coded, context) == mask).all()
