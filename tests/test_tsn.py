@@ -349,7 +349,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
         TinySubNets(Architecture(mlp()), **settings)
 
 
-def test_a_lesson_over_a_store_that_moved_on_is_refused() -> None:
+def test_a_trainer_over_a_store_that_moved_on_is_refused() -> None:
     learn = learner(mlp())
     late, early = learn.begin(task("late")), learn.begin(task("early", seed=1))
     for trainer in (early, late):

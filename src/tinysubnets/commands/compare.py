@@ -26,9 +26,8 @@ def add_parsers(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
         help="run several methods and seeds of a scenario, and compare them",
-        description="Run each method with seeds 0 to N-1, in DIR/<method>/seed-<n>/ (for A:class "
-        "DIR/A-class). Finished "
-        "runs are not run again, interrupted ones go on.",
+        description="Run each method with seeds 0 to N-1 in DIR/<method>/seed-<n>/ (for A:class-IL "
+        "DIR/A-class-IL). Finished runs are not run again, interrupted ones go on.",
     )
     compare.add_argument("recipe", metavar="SCENARIO|RECIPE", help="as for run")
     compare.add_argument(

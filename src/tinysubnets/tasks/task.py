@@ -163,7 +163,7 @@ def _assemble(
         valid_split = Split(source, numbers[valid_index], valid_index)
     test_split = None if test is None else _other_split(name, "test", test, source, classes)
     if not isinstance(normalization, Normalization):
-        normalization = fitted_normalisation(name, train, normalization)
+        normalization = fitted_normalization(name, train, normalization)
     normalization = _fitting(name, train, normalization)
     for other in (valid_split, test_split):
         if other is not None and other.source is not source:
@@ -204,7 +204,7 @@ def _other_split(
     return Split(other, torch.tensor([number[v] for v in values], dtype=torch.int64))
 
 
-def fitted_normalisation(name: str, train: Split, rule: Any) -> Normalization:
+def fitted_normalization(name: str, train: Split, rule: Any) -> Normalization:
     """The normalization that gives training inputs mean 0 and deviation 1, from at most 10,000."""
     if rule not in ("auto", "channel", "scalar", None):
         raise TaskError(
