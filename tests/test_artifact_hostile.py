@@ -410,6 +410,7 @@ def test_a_bank_has_few_masks_made_from_scores(tmp_path: Path) -> None:
         check(forged(path, change, tmp_path / "forged"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["records", *KINDS])
 @pytest.mark.usefixtures("cheap")
 def test_any_altered_byte_with_correct_hashes_is_harmless(
