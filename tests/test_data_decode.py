@@ -26,7 +26,7 @@ def load_here(
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("PNG", None), ("WEBP", "RGB")])
-def test_grey_images_come_out_grey_to_the_byte(tmp_path: Path, kind: str, mode: str | None) -> None:
+def test_gray_images_come_out_gray_to_the_byte(tmp_path: Path, kind: str, mode: str | None) -> None:
     images = pixels(9, (28, 28))
     write_parquet(
         tmp_path / "ylecun/mnist/mnist/train-00000-of-00001.parquet",
@@ -84,7 +84,7 @@ def test_imagenet100_schema_is_resized_and_cropped(tmp_path: Path) -> None:
     assert (np.abs(found.inputs[1].astype(int) - 90) <= 2).all()
 
 
-def test_tiny_imagenet_schema_with_a_grey_jpeg(tmp_path: Path) -> None:
+def test_tiny_imagenet_schema_with_a_gray_jpeg(tmp_path: Path) -> None:
     encoded = [encode(pixels(1, (64, 64, 3))[0], "JPEG"), encode(pixels(1, (64, 64))[0], "JPEG")]
     write_parquet(
         tmp_path / "zh-plus/tiny-imagenet/data/valid-00000-of-00001-70d52db3c749a935.parquet",
