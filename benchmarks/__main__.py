@@ -56,9 +56,7 @@ def _all(device: torch.device, quick: bool) -> dict[str, Any]:
                 steps.compare, network, batch, num, device, compiled, rounds
             )
     table["epoch permuted-mnist"] = lambda: steps.mnist_epoch(device)
-    if gpu:
-        table["five seeds"] = lambda: steps.five_seeds(device)
-    table["refresh"] = lambda: steps.codebook_updates_per_epoch(device)
+    table["codebook update"] = lambda: steps.codebook_update(device)
     table["codebook"] = codebooks.against_sklearn
     table["pruning mlp"] = lambda: pruning.share_of_training("mlp", 256, device)
     if gpu:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.steps import lesson_of
+from benchmarks.steps import trainer_of
 from tinysubnets.method.compress import Compressor
 
 EPOCHS = 50
@@ -20,7 +20,7 @@ def share_of_training(network: str, batch: int, device: torch.device) -> dict[st
     The objective counts bytes alone, so that every step is kept and every one must be measured.
     """
     num_steps = 211 if network == "mlp" else 35
-    trainer = lesson_of(network, batch, num_steps, device)
+    trainer = trainer_of(network, batch, num_steps, device)
     trainer.epoch()
     seconds = min(trainer.epoch().seconds for _ in range(2))
     work = Compressor(trainer)

@@ -1,4 +1,4 @@
-"""Architectures: what is shared, what is private, and which networks are refused, and how."""
+"""Architectures: what is shared, what is task-specific, and which networks are refused, and how."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_rule_of_what_is_shared() -> None:
     )
 
 
-def test_batch_norm_statistics_are_private_and_counters_are_dropped() -> None:
+def test_batch_norm_statistics_are_task_specific_and_counters_are_dropped() -> None:
     arch = Architecture(Residual())
     assert names(arch.shared) == ["stem.weight", "conv.weight"]
     assert arch.running_stats == (
@@ -61,7 +61,7 @@ def test_shared_can_be_chosen() -> None:
         Architecture(mlp(), shared=lambda name, tensor: False)
 
 
-def test_weight_norm_gains_are_private() -> None:
+def test_weight_norm_gains_are_task_specific() -> None:
     arch = Architecture(NETWORKS["weight_norm"][0]())
     assert names(arch.shared) == ["0.parametrizations.weight.original1"]
 

@@ -163,7 +163,7 @@ def test_copies_work_and_are_independent(
     assert is_empty(its) and not set(mine.parameters()) & set(its.parameters())
 
 
-def test_runs_can_be_stacked() -> None:
+def test_runs_can_be_mapped_over() -> None:
     net = TiedEmbedding()
     blueprint, x = StatelessModule(net, "train"), task(shape="tokens").train.inputs()
     rows = [tensors_of(net, f) for f in (1.0, 2.0)]

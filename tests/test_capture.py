@@ -1,4 +1,4 @@
-"""Recording graphs: nothing may disturb it. Without a GPU the recorder is a stand-in."""
+"""Capturing CUDA graphs: nothing may disturb it. Without a GPU they are stand-ins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA graphs that record nothing."""
+    """CUDA graphs that capture nothing."""
 
     @contextmanager
     def graph(_: object, pool: object) -> Iterator[None]:
@@ -28,7 +28,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph", graph)
 
 
-def test_the_garbage_collector_rests_while_a_graph_is_recorded(stand_in: None) -> None:
+def test_the_garbage_collector_rests_while_a_graph_is_captured(stand_in: None) -> None:
     assert gc.isenabled()
     with capturing():
         assert not gc.isenabled()
@@ -49,7 +49,7 @@ def test_a_resting_garbage_collector_stays_at_rest(stand_in: None) -> None:
 
 
 class Graph:
-    """A graph that records nothing and has memory of its own."""
+    """A graph that captures nothing and has memory of its own."""
 
     replays = 0
 
@@ -62,7 +62,7 @@ class Graph:
 
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """Whose memory each recording asked for."""
+    """Whose memory each capture asked for."""
     asked: list[int | None] = []
 
     @contextmanager
@@ -75,13 +75,13 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     return asked
 
 
-def test_a_function_runs_once_before_it_is_recorded_and_is_replayed_ever_after(
+def test_a_function_runs_once_before_it_is_captured_and_is_replayed_ever_after(
     pools: list[int | None],
 ) -> None:
     calls: list[int] = []
 
     def count() -> torch.Tensor:
-        calls.append(len(pools))  # 0 before the recording, 1 within
+        calls.append(len(pools))  # 0 before the capture, 1 within
         return torch.tensor(len(calls))
 
     captured = CapturedFunction(count)
@@ -90,23 +90,23 @@ def test_a_function_runs_once_before_it_is_recorded_and_is_replayed_ever_after(
     assert captured.graph.replays == 2 and len(calls) == 2  # type: ignore[attr-defined]
 
 
-def test_measurements_of_a_training_share_memory(
+def test_evaluations_of_a_training_share_memory(
     pools: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = learner().begin(task()).training
-    plain = training.captured(training.measure)
-    assert plain == training.measure and not pools  # on a CPU nothing is recorded
+    plain = training.captured(training.validation_counts)
+    assert plain == training.validation_counts and not pools  # on a CPU nothing is captured
     monkeypatch.setattr(Training, "can_capture", True)
-    first = training.captured(training.measure)
+    first = training.captured(training.validation_counts)
     assert isinstance(first, CapturedFunction)
     training.restore_best_()
-    second = training.captured(training.measure)
+    second = training.captured(training.validation_counts)
     assert pools == [None, id(first.graph)]
-    assert torch.equal(second(), training.measure())
+    assert torch.equal(second(), training.validation_counts())
 
 
 @needs_cuda
-def test_dead_graphs_do_not_spoil_a_recording() -> None:
+def test_dead_graphs_do_not_spoil_a_capture() -> None:
     source = torch.ones(3, device="cuda")
     dead = [CapturedFunction(lambda: source + 1)]
     dead.append(dead)  # type: ignore[arg-type]  # a cycle, which only the collector frees
@@ -122,22 +122,22 @@ def test_dead_graphs_do_not_spoil_a_recording() -> None:
 
 
 @needs_cuda
-def test_recordings_share_memory_and_keep_their_results() -> None:
+def test_captured_functions_share_memory_and_keep_their_results() -> None:
     source = torch.ones(1 << 20, device="cuda")
 
     def total() -> torch.Tensor:
         return (source + 1).square().sum()
 
     one = CapturedFunction(lambda: torch.stack([source * i for i in range(8)]).sum(0))
-    allocations, recordings = [], [CapturedFunction(total)]
+    allocations, captured = [], [CapturedFunction(total)]
     for like in (None, one):
         before = torch.cuda.memory_stats()["num_device_alloc"]
-        recordings.append(CapturedFunction(total, like))
+        captured.append(CapturedFunction(total, like))
         allocations.append(torch.cuda.memory_stats()["num_device_alloc"] - before)
     assert allocations[1] < allocations[0]
     for value in (1.0, 2.0):
         source.fill_(value)
-        first, second = one(), recordings[-1]()
+        first, second = one(), captured[-1]()
         assert first.unique().tolist() == [28 * value]
         assert second == (value + 1) ** 2 * len(source)
         assert one().unique().tolist() == [28 * value]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tinysubnets.nn import topk as masks
+from tinysubnets.errors import SettingError
+from tinysubnets.nn import codebook, kmeans
+from tinysubnets.nn.topk import top_k_reference
+from tinysubnets.training.optim import LONG, fused_update
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-
-
-def reference(values: torch.Tensor, bounds: list[tuple[int, int, int]]) -> torch.Tensor:
-    mask = torch.zeros_like(values, dtype=torch.bool)
-    for start, stop, k in bounds:
-        order = torch.argsort(values[..., start:stop], dim=-1, descending=True, stable=True)
-        mask[..., start:stop].scatter_(-1, order[..., :k], True)
-    return mask
 
 
 @needs_triton
@@ -42,9 +40,9 @@ def test_kernels_select_exactly_k_with_ties_to_the_lower_index(kind: str) -> Non
     elif kind == "denormal":
         values = values * 1e-42
     mask, levels = kernels.top_k_segments(values.to(DEVICE), bounds)
-    assert torch.equal(mask.cpu(), reference(values, bounds))
-    _, expected = masks._select_near(values, bounds, None, None)
-    assert torch.equal(levels.cpu(), expected)
+    expected, thresholds = top_k_reference(values, bounds)
+    assert torch.equal(mask.cpu(), expected)
+    assert torch.equal(levels.cpu(), thresholds)
 
 
 @needs_triton
@@ -56,15 +54,15 @@ def test_kernels_respect_what_is_allowed() -> None:
     allowed = torch.rand(1, 70_000, generator=generator) < 0.3
     bounds = [(0, 30_000, 2000), (30_000, 70_000, 5000)]
     mask, _ = kernels.top_k_segments(values.to(DEVICE), bounds, allowed.to(DEVICE))
-    expected, _ = masks._select_near(values, bounds, None, allowed)
+    expected, _ = top_k_reference(values, bounds, allowed)
     assert torch.equal(mask.cpu(), expected)
 
 
 @needs_triton
 @pytest.mark.parametrize("kind", ["random", "few values", "equal", "denormal"])
-@pytest.mark.parametrize("hint", ["true", "near", "far", "zero", "not a number"])
-def test_hints_never_change_what_is_selected(
-    kind: str, hint: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("last", ["true", "near", "far", "zero", "not a number"])
+def test_last_thresholds_never_change_what_is_selected(
+    kind: str, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = import_module("tinysubnets.kernels.topk")  # not the function of that name
 
@@ -80,19 +78,20 @@ def test_hints_never_change_what_is_selected(
         values = values * 1e-42
     allowed = torch.rand(2, 30_001, generator=generator) < 0.999
     allowed[:, :9000] = True
-    _, exact = masks._select_near(values.abs(), bounds, None, allowed)
-    factor = {"true": 1.0, "near": 1.01, "far": 3.0, "zero": 0.0, "not a number": torch.nan}[hint]
-    hints = (exact.nan_to_num(posinf=0.0) * factor).to(DEVICE)
-    expected = reference(torch.where(allowed, values.abs(), -1.0), bounds)
+    expected, exact = top_k_reference(values.abs(), bounds, allowed)
+    factor = {"true": 1.0, "near": 1.01, "far": 3.0, "zero": 0.0, "not a number": torch.nan}[last]
+    thresholds = (exact.nan_to_num(posinf=0.0) * factor).to(DEVICE)
     for _ in range(2):  # the second time with the thresholds just found
-        mask, _ = module.select(values.to(DEVICE), bounds, allowed.to(DEVICE), hints)
+        mask, _ = module.top_k_magnitudes(values.to(DEVICE), bounds, allowed.to(DEVICE), thresholds)
         assert torch.equal(mask.cpu(), expected)
     k = torch.tensor([b[2] for b in bounds])
-    assert torch.equal(hints.cpu()[:, k > 0], exact[:, k > 0])
+    assert torch.equal(thresholds.cpu()[:, k > 0], exact[:, k > 0])
 
 
 @needs_triton
-def test_a_good_hint_ends_the_search_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_the_last_threshold_the_search_ends_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from tinysubnets.kernels import topk_window
 
     module = import_module("tinysubnets.kernels.topk")  # not the function of that name
@@ -100,7 +99,7 @@ def test_a_good_hint_ends_the_search_before_it_begins(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "LONG", 0)
     values = torch.rand(1, 20_000, generator=torch.Generator().manual_seed(4))
     bounds = [(0, 20_000, 1000)]
-    hints = torch.full((1, 1), float(values.topk(1000).values[0, -1]) * 1.005).to(DEVICE)
+    last = torch.full((1, 1), float(values.topk(1000).values[0, -1]) * 1.005).to(DEVICE)
     ended: list[int] = []
     search = topk_window.search_
 
@@ -109,8 +108,8 @@ def test_a_good_hint_ends_the_search_before_it_begins(monkeypatch: pytest.Monkey
         ended.append(int(args[3][0, 3]))  # type: ignore[index]
 
     monkeypatch.setattr(topk_window, "search_", spy)
-    mask, _ = module.select(values.to(DEVICE), bounds, None, hints)
-    assert ended == [1] and torch.equal(mask.cpu(), reference(values, bounds))
+    mask, _ = module.top_k_magnitudes(values.to(DEVICE), bounds, None, last)
+    assert ended == [1] and torch.equal(mask.cpu(), top_k_reference(values, bounds)[0])
 
 
 @needs_triton
@@ -118,7 +117,6 @@ def test_a_good_hint_ends_the_search_before_it_begins(monkeypatch: pytest.Monkey
 def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> None:
     from tinysubnets import kernels
     from tinysubnets.nn.architecture import TensorSpec
-    from tinysubnets.nn.codebook import lookup_of, nearest_centroid
     from tinysubnets.nn.layout import Layout
     from tinysubnets.nn.masked import EffectiveWeights
 
@@ -130,8 +128,8 @@ def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> No
     )
     mask, owned = (torch.rand(size, generator=generator).to(DEVICE) < 0.4 for _ in range(2))
     centroids = torch.randn(2, 16, generator=generator).sort(-1).values.to(DEVICE)
-    lookup = lookup_of(centroids)
-    near = nearest_centroid(free, centroids, layout.segments, lookup) if quantized else free
+    lookup = codebook.lookup_table(centroids)
+    near = codebook.nearest_centroid(free, lookup, layout.segments) if quantized else free
     values = torch.where(owned, bank, near)
     results = []
     for fused in (True, False):
@@ -149,38 +147,71 @@ def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> No
         assert torch.equal(mine, plain)
 
 
-def bins_of_three_codebooks() -> tuple:
-    """Values, what is kept, segments, extent, counts and sums; one codebook has no value."""
-    from tinysubnets.nn import codebook as update_codebooks
+def plain_histogram(
+    flat: torch.Tensor, keep: torch.Tensor, segments: Any, num_cells: int, extent: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts and sums [rows, segments, cells], a value counting as the middle of its cell.
 
+    In float32 up to the cell, as the kernels: many values are so small that this decides.
+    """
+    counts = torch.zeros(len(flat), len(segments), num_cells, dtype=torch.float64)
+    sums = torch.zeros_like(counts)
+    for row, i in itertools.product(range(len(flat)), range(len(segments))):
+        scale, reach = (float(e[row, i]) for e in extent)
+        start, stop = segments[i]
+        own = flat[row, start:stop][keep[row, start:stop]].cpu().numpy()
+        rate = num_cells / 2 / np.arcsinh(reach / scale)
+        cell = np.arcsinh(own / np.float32(scale)) * np.float32(rate) + np.float32(num_cells / 2)
+        cell = np.clip(cell, 0, num_cells - 1)
+        count = np.bincount(cell.astype(int), minlength=num_cells)
+        middles = scale * np.sinh((np.arange(num_cells) + 0.5 - num_cells / 2) / rate)
+        counts[row, i] = torch.from_numpy(count)
+        sums[row, i] = torch.from_numpy(count * middles)
+    return counts, sums
+
+
+def three_codebooks() -> tuple:
+    """Values and what is kept [2, N] of three segments, and their extent; one has no value."""
     generator = torch.Generator().manual_seed(5)
     segments = [(0, 5000), (5000, 5010), (5010, 30_000)]
-    flat = torch.randn(2, 30_000, generator=generator).to(DEVICE) ** 3
-    keep = torch.rand(2, 30_000, generator=generator).to(DEVICE) < 0.2
+    flat = torch.randn(2, 30_000, generator=generator) ** 3
+    keep = torch.rand(2, 30_000, generator=generator) < 0.2
     keep[0, 5000:5010] = False
-    extent = update_codebooks._extent(flat, keep, segments)
-    return (
-        flat,
-        keep,
-        segments,
-        extent,
-        *update_codebooks._histogram(flat, keep, segments, 256, extent),
-    )
+    sizes = torch.where(keep, flat.abs(), 0.0)
+    parts = [(sizes[:, i:j], keep[:, i:j].sum(-1)) for i, j in segments]
+    scale = torch.stack([size.sum(-1) / num.clamp_min(1) for size, num in parts], -1)
+    reach = torch.stack([size.amax(-1) for size, _ in parts], -1)
+    extent = (scale.clamp_min(1e-30).to(DEVICE), reach.clamp_min(1e-30).to(DEVICE))
+    return flat.to(DEVICE), keep.to(DEVICE), segments, extent
+
+
+def bins_of_three_codebooks() -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts and sums [2, 3, 256] of what `three_codebooks` gives."""
+    counts, sums = plain_histogram(*three_codebooks()[:3], 64 * 256, three_codebooks()[3])
+    return tuple(x.unflatten(-1, (256, 64)).sum(-1).to(DEVICE) for x in (counts, sums))
+
+
+def cells_of(count: torch.Tensor, total: torch.Tensor) -> kmeans.Histogram:
+    """The bins [256] of one codebook as the reference takes them."""
+    used = count.cpu() > 0
+    number, sums = count.cpu()[used].numpy(), total.cpu()[used].numpy()
+    before = [np.concatenate([[0.0], np.cumsum(x)]) for x in (number, sums)]
+    return kmeans.Histogram(sums / number, *before)
 
 
 @needs_triton
 def test_histograms_by_kernels_equal_the_plain_ones() -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook as update_codebooks
 
-    flat, keep, segments, extent, count, total = bins_of_three_codebooks()
+    flat, keep, segments, extent = three_codebooks()
     for mine, plain in zip(kernels.extent(flat, keep, segments), extent, strict=True):
         torch.testing.assert_close(mine, plain)
-    mine = kernels.count_cells(flat, keep, segments, 2048, extent)
-    plain = update_codebooks._count_cells(flat, keep, segments, 2048, extent)
-    assert torch.equal(mine.sum(-1), plain.sum(-1))
+    mine = kernels.count_cells(flat, keep, segments, 2048, extent).cpu()
+    plain, _ = plain_histogram(flat, keep, segments, 2048, extent)
+    assert torch.equal(mine.sum(-1), plain.sum(-1).int())
     # Logarithms round differently: one value in a thousand may be in the next cell.
     assert (mine - plain).abs().sum() <= 2e-3 * plain.sum()
+    count, total = bins_of_three_codebooks()
     my_count, my_total = kernels.histogram(flat, keep, segments, 256, extent)
     assert torch.equal(my_count.sum(-1), count.sum(-1))
     assert (my_count - count).abs().sum() <= 2e-3 * count.sum()
@@ -193,7 +224,7 @@ def test_histograms_by_kernels_equal_the_plain_ones() -> None:
 def test_the_extent_of_many_tiles_and_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
     from tinysubnets.kernels import histograms
 
-    flat, keep, segments, extent, *_ = bins_of_three_codebooks()
+    flat, keep, segments, extent = three_codebooks()
     monkeypatch.setattr(histograms, "WIDE", 128)
     monkeypatch.setattr(histograms, "TILE", 8)  # of 196 tiles of the last segment
     histograms._wide.cache_clear()
@@ -205,35 +236,46 @@ def test_the_extent_of_many_tiles_and_of_none(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_triton
-def test_lloyd_steps_by_a_kernel_equal_the_plain_ones() -> None:
+def test_lloyd_steps_by_a_kernel_equal_those_of_the_reference() -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook as update_codebooks
 
-    *_, count, total = bins_of_three_codebooks()
-    old = update_codebooks._divide(count, total, 16) * 1.1
-    mine = kernels.settle(count, total, old, 4)
-    torch.testing.assert_close(
-        mine, update_codebooks._settle(count, total, old, 4), rtol=1e-3, atol=1e-7
-    )
+    count, total = bins_of_three_codebooks()
+    old = torch.zeros(2, 3, 16)
+    for row, i in itertools.product(range(2), (0, 2)):  # the other has fewer values than centroids
+        cells = cells_of(count[row, i], total[row, i])
+        old[row, i] = torch.from_numpy(kmeans.optimal_split(cells, 16, 256)).float() * 1.01
+    mine = kernels.lloyd(count, total, old.to(DEVICE), 4).cpu()
+    for row, i in itertools.product(range(2), (0, 2)):
+        cells = cells_of(count[row, i], total[row, i])
+        plain = kmeans.lloyd(cells, old[row, i].double().numpy(), 4)
+        wanted = codebook.round_centroids(torch.from_numpy(plain))
+        torch.testing.assert_close(mine[row, i], wanted, rtol=1e-3, atol=1e-7)
     assert (mine[0, 1] == 0).all()  # no value, no centroid
 
 
 @needs_triton
 @pytest.mark.parametrize("k", [2, 16, 32])
-def test_the_best_division_by_a_kernel_is_as_good_as_the_plain_one(k: int) -> None:
+def test_the_optimal_split_by_a_kernel_is_as_good_as_the_reference(k: int) -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook as update_codebooks
 
-    *_, count, total = bins_of_three_codebooks()
-    mine, plain = kernels.divide(count, total, k), update_codebooks._divide(count, total, k)
-    place = (total / count.clamp_min(1))[..., None]
+    count, total = bins_of_three_codebooks()
+    mine = kernels.optimal_split(count, total, k).cpu()
 
-    def error(centroids: torch.Tensor) -> torch.Tensor:
-        return ((place - centroids[..., None, :]).square().amin(-1) * count).sum(-1)
+    def error(cells: kmeans.Histogram, centroids: np.ndarray) -> float:
+        away = np.abs(cells.means[:, None] - centroids).min(1)
+        return float((away**2 * np.diff(cells.counts)).sum())
 
-    torch.testing.assert_close(error(mine), error(plain), rtol=1e-3, atol=1e-9)
-    torch.testing.assert_close(mine[:, 1], plain[:, 1])  # few values have one best division
-    assert (mine[0, 1] == 0).all()
+    for row, i in itertools.product(range(2), range(3)):
+        cells = cells_of(count[row, i], total[row, i])
+        if len(cells) > k:
+            plain = kmeans.optimal_split(cells, k, 256)
+            assert error(cells, mine[row, i].numpy()) == pytest.approx(
+                error(cells, plain), rel=1e-3
+            )
+        else:  # few values are kept as they are, and the last of them repeated
+            wanted = np.pad(cells.means, (0, k - len(cells)), "edge") if len(cells) else np.zeros(k)
+            rounded = codebook.round_centroids(torch.from_numpy(wanted))
+            torch.testing.assert_close(mine[row, i], rounded)
     assert (mine.diff(dim=-1) >= 0).all()
 
 
@@ -250,21 +292,17 @@ def test_the_best_division_by_a_kernel_is_as_good_as_the_plain_one(k: int) -> No
         ([-0.3, 0.1, 0.7], True),  # fewer values than centroids
     ],
 )
-def test_kernels_round_centres_as_the_plain_form_does(
+def test_kernels_round_centroids_as_the_reference_does(
     places: list[float], is_rounded: bool
 ) -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook as update_codebooks
 
     count, total = torch.zeros(2, 1, 256, dtype=torch.float64, device=DEVICE)
     count[0, 10 : 10 + len(places)] = 3
     total[0, 10 : 10 + len(places)] = 3 * torch.tensor(places, dtype=torch.float64).to(DEVICE)
     old = torch.tensor([*places, 9e9][:4], device=DEVICE)[None]
-    mine, plain = (
-        kernels.settle(count, total, old, 2),
-        update_codebooks._settle(count, total, old, 2),
-    )
-    assert torch.equal(mine, plain)
+    mine = kernels.lloyd(count, total, old, 2).cpu()
+    assert torch.equal(mine[0], codebook.round_centroids(torch.tensor([*places, places[-1]][:4])))
     assert torch.equal(mine, mine.half().float()) == is_rounded
 
 
@@ -288,15 +326,14 @@ def test_long_segments_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("k", [4, 16, 64])
 def test_lookup_tables_by_the_kernel_equal_the_plain_ones(k: int) -> None:
     from tinysubnets import kernels
-    from tinysubnets.nn import codebook
 
-    centroids = torch.randn(2, 3, k, generator=torch.Generator().manual_seed(6)).sort(-1).values
-    centroids[0, 1] = 0.0  # no codebook yet
-    centroids[1, 2, k // 2 :] = centroids[1, 2, k // 2]  # fewer values than centroids
+    centroids = torch.randn(3, k, generator=torch.Generator().manual_seed(6)).sort(-1).values
+    centroids[1] = 0.0  # no codebook yet
+    centroids[2, k // 2 :] = centroids[2, k // 2]  # fewer values than centroids
     centroids = centroids.to(DEVICE)
-    expected = codebook.lookup_of(centroids)
+    expected = codebook.lookup_table(centroids)
     mine = tuple(torch.full_like(t, -9.0) for t in expected)
-    kernels.tabulate_(centroids, *mine)
+    kernels.lookup_table_(centroids, *mine)
     for one, two in zip(mine[:2], expected[:2], strict=True):
         torch.testing.assert_close(one, two)
     assert (mine[2] != expected[2]).float().mean() <= 1e-3  # a border may round to the next step
@@ -305,8 +342,6 @@ def test_lookup_tables_by_the_kernel_equal_the_plain_ones(k: int) -> None:
 @needs_triton
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
 def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
-    from tinysubnets.training.optim import LARGE, fused_update
-
     make = {
         "sgd": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1).to(DEVICE), fused=True),
         "momentum": lambda p: torch.optim.SGD(
@@ -328,7 +363,7 @@ def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
         ),
     }[kind]
     generator = torch.Generator().manual_seed(0)
-    start = [torch.randn(n, generator=generator).to(DEVICE) for n in (LARGE + 77, 10)]
+    start = [torch.randn(n, generator=generator).to(DEVICE) for n in (LONG + 77, 10)]
     mine, theirs = ([p.clone().requires_grad_() for p in start] for _ in range(2))
     my_optimizer, optimizer = make(mine), make(theirs)
     update = fused_update(my_optimizer)
@@ -340,3 +375,18 @@ def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
         optimizer.step()
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "word"),
+    [
+        (lambda p: torch.optim.RMSprop(p), "RMSprop.*SGD"),
+        (lambda p: torch.optim.NAdam(p), "NAdam"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True), "nesterov"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), "dampening"),
+    ],
+)
+def test_an_update_that_no_kernel_knows_is_refused(optimizer: Any, word: str) -> None:
+    with pytest.raises(SettingError, match=word):
+        fused_update(optimizer([torch.zeros(LONG, requires_grad=True)]))

@@ -1,15 +1,16 @@
-"""Masks: exact k under ties on every path, blocks, and the gradient of the selection."""
+"""Masks: exact k under ties on every path, and blocks."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tinysubnets.errors import SettingError
-from tinysubnets.nn import topk as masks
+from tinysubnets.nn import topk
 from tinysubnets.nn.layout import blocks_of
 
 Bounds = list[tuple[int, int, int]]
@@ -42,20 +43,20 @@ def kinds(n: int) -> dict[str, Tensor]:
 
 
 def check(values: Tensor, bounds: Bounds, allowed: Tensor | None = None) -> None:
-    """Both paths, with no hint, good and wrong hints, against the slow mask."""
+    """Both paths, with no last thresholds, good and wrong ones, against the slow mask."""
     expected = reference(values, bounds, allowed)
-    mask, thresholds = masks.top_k_segments(values, bounds, allowed=allowed)
+    mask, thresholds = topk.top_k_segments(values, bounds, allowed=allowed)
     assert torch.equal(mask, expected)
     for i, (start, stop, k) in enumerate(bounds):
         part = values[..., start:stop].where(mask[..., start:stop], torch.inf)
         if k:
             assert torch.equal(thresholds[..., i], part.amin(-1))
-    for hints in (thresholds, thresholds * 1.003, thresholds * 0, thresholds * 50 + 1e-3):
-        again, level = masks.top_k_segments(values, bounds, hints, allowed)
+    for last in (thresholds, thresholds * 1.003, thresholds * 0, thresholds * 50 + 1e-3):
+        again, level = topk.top_k_segments(values, bounds, last, allowed)
         assert torch.equal(again, expected)
         assert torch.equal(level, thresholds)
-    fixed, level = masks._select_fixed(values, bounds, allowed)
-    assert torch.equal(fixed, expected)
+    plain, level = topk.top_k_reference(values, bounds, allowed)
+    assert torch.equal(plain, expected)
     assert torch.equal(level, thresholds)
 
 
@@ -70,18 +71,25 @@ def test_exactly_k_on_every_path(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(kinds(1)))
-def test_segments_and_leading_axes(name: str) -> None:
-    values = torch.stack([kinds(15_000)[name] for _ in range(6)]).reshape(2, 3, -1)
-    check(values, [(0, 5, 2), (5, 6, 1), (6, 9000, 450), (9000, 9100, 0), (9100, 15_000, 5900)])
+def test_every_segment_has_a_top_k_of_its_own(name: str) -> None:
+    bounds = [(0, 5, 2), (5, 6, 1), (6, 9000, 450), (9000, 9100, 0), (9100, 15_000, 5900)]
+    rows = [kinds(15_000)[name] for _ in range(3)]
+    for values in rows:
+        check(values, bounds)
+    masks, thresholds = topk.top_k_reference(torch.stack(rows), bounds)  # of several at once
+    for row, values in enumerate(rows):
+        mask, level = topk.top_k_segments(values, bounds)
+        assert torch.equal(masks[row], mask) and torch.equal(thresholds[row], level)
 
 
 @pytest.mark.parametrize("name", list(kinds(1)))
 def test_only_allowed_blocks_are_selected(name: str) -> None:
-    values = kinds(15_000)[name].repeat(2, 1)
-    allowed = torch.rand(2, 15_000) < torch.tensor([[0.9], [0.1]])
-    few = int(allowed[:, 100:9000].sum(-1).min())
-    for k in (1, few // 2, few):
-        check(values, [(100, 9000, k), (9000, 15_000, 3)], allowed)
+    values = kinds(15_000)[name]
+    for share in (0.9, 0.1):
+        allowed = torch.rand(15_000) < share
+        few = int(allowed[100:9000].sum())
+        for k in (1, few // 2, few):
+            check(values, [(100, 9000, k), (9000, 15_000, 3)], allowed)
 
 
 def test_gaps_between_segments_stay_empty() -> None:
@@ -89,88 +97,67 @@ def test_gaps_between_segments_stay_empty() -> None:
     check(values, [(10, 4990, 100), (5000, 5990, 100)])
 
 
-def test_many_segments_share_one_search() -> None:
-    values = torch.rand(2, 4000)
+def test_many_segments() -> None:
+    values = torch.rand(4000)
     check(values, [(i, i + 40, 1 + i % 40) for i in range(0, 4000, 40)])
 
 
-def test_hint_follows_a_random_walk() -> None:
-    values, hints = torch.rand(50_000), None
+def test_thresholds_follow_a_random_walk() -> None:
+    values, last = torch.rand(50_000), None
     for _ in range(5):
-        mask, hints = masks.top_k_segments(values, [(0, 50_000, 5000)], hints)
+        mask, last = topk.top_k_segments(values, [(0, 50_000, 5000)], last)
         assert torch.equal(mask, reference(values, [(0, 50_000, 5000)]))
         values = (values + 1e-3 * torch.randn(50_000)).abs()
 
 
-def test_a_good_hint_ranks_only_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_the_last_threshold_only_a_window_is_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
     ranked = []
-    take = masks._take
-    monkeypatch.setattr(masks, "_take", lambda w, *rest: ranked.append(len(w)) or take(w, *rest))
+    take = topk._take
+    monkeypatch.setattr(topk, "_take", lambda w, *rest: ranked.append(len(w)) or take(w, *rest))
     values = torch.rand(200_000)
-    _, hints = masks.top_k_segments(values, [(0, 200_000, 20_000)])
-    masks.top_k_segments(values, [(0, 200_000, 20_000)], hints)
-    masks.top_k_segments(values, [(0, 200_000, 20_000)], hints * 0.5)
+    _, last = topk.top_k_segments(values, [(0, 200_000, 20_000)])
+    topk.top_k_segments(values, [(0, 200_000, 20_000)], last)
+    topk.top_k_segments(values, [(0, 200_000, 20_000)], last * 0.5)
     assert ranked[0] < 20_000 and ranked[1] < 4000 and ranked[2] < 20_000
 
 
-def test_top_k_is_one_segment() -> None:
-    values = torch.tensor([[3.0, 1.0, 3.0, 3.0], [0.0, 0.0, 0.0, 0.0]])
-    expected = torch.tensor([[True, False, True, False], [True, True, False, False]])
-    assert torch.equal(masks.top_k(values, 2), expected)
+@pytest.mark.parametrize("way", [topk.top_k_segments, topk.top_k_reference])
+def test_ties_go_to_the_lower_index(way: Any) -> None:
+    values = torch.tensor([3.0, 1.0, 3.0, 3.0])
     allowed = torch.tensor([False, True, True, True])
-    expected = torch.tensor([[False, False, True, True], [False, True, True, False]])
-    assert torch.equal(masks.top_k(values, 2, allowed), expected)
+    assert way(values, [(0, 4, 2)])[0].tolist() == [True, False, True, False]
+    assert way(values, [(0, 4, 2)], allowed=allowed)[0].tolist() == [False, False, True, True]
+    assert way(torch.zeros(4), [(0, 4, 2)])[0].tolist() == [True, True, False, False]
 
 
 def test_impossible_counts_are_refused() -> None:
     with pytest.raises(SettingError, match="select 5 of the 4"):
-        masks.top_k(torch.rand(4), 5)
+        topk.top_k_segments(torch.rand(4), [(0, 4, 5)])
+    allowed = torch.tensor([True, True, False, False])
     with pytest.raises(SettingError, match="fewer are allowed"):
-        masks.top_k(torch.rand(4), 3, torch.tensor([True, True, False, False]))
+        topk.top_k_segments(torch.rand(4), [(0, 4, 3)], allowed=allowed)
     with pytest.raises(SettingError, match="NaN"):
-        masks.top_k(torch.tensor([1.0, float("nan")]), 2)
+        topk.top_k_segments(torch.tensor([1.0, float("nan")]), [(0, 2, 2)])
     with pytest.raises(SettingError, match="block is 0"):
         blocks_of((3, 4), 0)
+
+
+def test_the_search_can_be_compiled_whole() -> None:
+    """In one graph, so that no step waits for the host: it can be captured as well."""
+    search = torch.compile(topk.top_k_segments, backend="eager", fullgraph=True)
+    values, bounds = (torch.rand(9000) * 50).floor(), ((0, 5000, 70), (5000, 9000, 0))
+    allowed = torch.rand(9000) < 0.5
+    mask, thresholds = search(values, bounds, None, allowed)
+    assert torch.equal(mask, reference(values, list(bounds), allowed))
+    assert torch.equal(thresholds, topk.top_k_segments(values, bounds, None, allowed)[1])
 
 
 def test_half_precision_and_double_scores() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         values = torch.rand(9000).to(dtype)
-        mask, thresholds = masks.top_k_segments(values, [(0, 9000, 900)])
+        mask, thresholds = topk.top_k_segments(values, [(0, 9000, 900)])
         assert torch.equal(mask, reference(values, [(0, 9000, 900)]))
         assert thresholds.dtype == dtype
-
-
-def test_gradient_goes_straight_through_to_the_size_of_a_score() -> None:
-    scores = torch.tensor([0.5, -2.0, 0.1, -0.3], requires_grad=True)
-    hard = masks.top_k(scores.abs(), 2)
-    soft = masks.straight_through(hard, scores)
-    assert torch.equal(soft, torch.tensor([1.0, 1.0, 0.0, 0.0]))
-    (soft * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
-    assert scores.grad is not None
-    assert torch.equal(scores.grad, torch.tensor([1.0, -2.0, 3.0, -4.0]))
-
-
-def test_forward_value_is_exactly_the_mask() -> None:
-    scores = torch.randn(1000) * 1e10
-    hard = torch.rand(1000) < 0.5
-    assert torch.equal(masks.straight_through(hard, scores), hard.float())
-
-
-def test_scores_find_the_known_best_mask() -> None:
-    """Descent on the scores alone keeps the two useful inputs of a fixed linear map."""
-    weight = torch.ones(8)
-    target = torch.zeros(8)
-    target[[2, 5]] = 1.0
-    scores = torch.where(torch.arange(8) < 4, -1.0, 1.0) * torch.linspace(0.5, 0.4, 8)
-    scores.requires_grad_(True)
-    for _ in range(200):
-        mask = masks.straight_through(masks.top_k(scores.detach().abs(), 2), scores)
-        inputs = torch.randn(64, 8)
-        loss = (inputs @ (mask * weight) - inputs @ target).square().mean()
-        (slope,) = torch.autograd.grad(loss, scores)
-        scores = (scores - 0.05 * slope).detach().requires_grad_(True)
-    assert masks.top_k(scores.detach().abs(), 2).nonzero().flatten().tolist() == [2, 5]
 
 
 def slow_blocks(shape: tuple[int, ...], block: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ from tinysubnets.method.learner import TinySubNets
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey, bound_of, initial_state, scores_from_mask
 from tinysubnets.nn.layout import Layout
-from tinysubnets.nn.topk import top_k
+from tinysubnets.nn.topk import top_k_segments
 
 GOLDEN_FREE = [-0.39779913425445557, 0.5830234885215759, -0.6023926138877869]
 GOLDEN_SCORES = [-0.5115312337875366, 0.49839767813682556, -0.2792265713214874]
@@ -76,7 +76,7 @@ def test_a_bias_of_one_element_is_no_constant() -> None:
     assert start(net()).task_params["2.weight"].tolist() == [0.25]  # the layer's own constant
 
 
-def test_private_tensors_start_as_their_layers_do() -> None:
+def test_task_params_start_as_their_layers_do() -> None:
     task_params = start(Residual()).task_params
     assert (task_params["norm1.weight"] == 1).all() and (task_params["norm1.bias"] == 0).all()
     assert (task_params["norm1.running_mean"] == 0).all() and (
@@ -108,7 +108,8 @@ def test_warm_scores_put_an_earlier_mask_on_top() -> None:
     mask = torch.rand(layout.num_blocks, generator=torch.Generator().manual_seed(1)) < 0.3
     warm = scores_from_mask(fresh, mask, layout)
     for i, j in layout.block_segments:
-        assert torch.equal(top_k(warm[i:j].abs(), int(mask[i:j].sum())), mask[i:j])
+        best, _ = top_k_segments(warm[i:j].abs(), [(0, j - i, int(mask[i:j].sum()))])
+        assert torch.equal(best, mask[i:j])
         assert torch.equal(warm[i:j].abs().sort().values, fresh[i:j].abs().sort().values)
         assert torch.equal(warm[i:j] < 0, fresh[i:j] < 0)
 

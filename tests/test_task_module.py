@@ -16,7 +16,6 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitKey, initial_state
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.masked import Compression, TaskModule
-from tinysubnets.nn.topk import straight_through
 
 
 def make(
@@ -77,7 +76,7 @@ def test_gradients_equal_those_of_the_formula_in_words(block: int, bits: int, sh
     module.loss(x, y).backward()
     free, scores = (p.detach().clone().requires_grad_() for p in (module.free, module.scores))
     quantized = module.quantized() + (free - free.detach())
-    mask = module.layout.expand(straight_through(module.mask(), scores))
+    mask = module.layout.expand(module.mask() + (scores.abs() - scores.abs().detach()))
     weights = mask * torch.where(module.owned_weights, module.bank_values, quantized)
     logits = module.architecture(module.tensors(weights), x, "train")
     functional.cross_entropy(logits, y).backward()
@@ -137,7 +136,7 @@ def test_going_forward_weights_are_what_is_stored() -> None:
     used = module.effective().detach()
     assert torch.equal(used, module.final_weights())
     own = module.layout.expand(module.mask()) & ~module.owned_weights
-    for row, (i, j) in enumerate(module.code_segments):
+    for row, (i, j) in enumerate(module.codebook_segments):
         assert torch.isin(used[i:j][own[i:j]], module.centroids[row]).all()
     kept_owned = module.layout.expand(module.mask()) & module.owned_weights
     assert torch.equal(used[kept_owned], module.bank_values[kept_owned])
@@ -151,7 +150,7 @@ def test_codebooks_are_fitted_to_own_kept_weights_alone() -> None:
     own = module.layout.expand(module.mask()) & ~module.owned_weights
     with torch.no_grad():
         module.free[~own] += 5.0  # owned or not kept
-    module.is_fresh = True
+    module.codebooks_fitted = False
     module.update_codebooks_()
     assert torch.equal(module.centroids, before)
     with torch.no_grad():

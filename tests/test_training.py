@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from nets import Residual, data, learner, mlp, stack, task
+from nets import TRAINING, Residual, data, learner, mlp, stack, task
+from tinysubnets.baselines.ewc import EWC
+from tinysubnets.baselines.gem import GEM
+from tinysubnets.baselines.joint import Naive
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.topk import top_k
+from tinysubnets.nn.topk import top_k_segments
 from tinysubnets.tasks.loader import DeviceLoader
-from tinysubnets.training.evaluate import EvalResult, _pooled, recalibrate_batchnorm, score
+from tinysubnets.training.evaluate import EvalResult, _pooled, evaluate, recalibrate_batchnorm
 from tinysubnets.training.loop import Training
+from tinysubnets.training.optim import OPTIMIZERS, make_optimizer
 from tinysubnets.training.settings import TrainingSettings
 
-OPTIMIZERS: dict[str, dict[str, Any]] = {
+WAYS: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05},
     "adam": {"optimizer": "adam"},
     "plateau": {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "plateau"},
@@ -31,10 +37,10 @@ def trainer(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> Subn
     return learner(net, training=training, **how).begin(task(shape=shape))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("bits", [3, 32])
 def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) -> None:
-    settings: dict[str, Any] = OPTIMIZERS[name] | {"epochs": 5, "bits": bits}
+    settings: dict[str, Any] = WAYS[name] | {"epochs": 5, "bits": bits}
     through = trainer(Residual(), (1, 6, 6), **settings)
     reports = [through.epoch() for _ in range(5)]
     through.finish()
@@ -58,6 +64,79 @@ def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) 
     stores = [trainer.core.store for trainer in (through, second)]
     assert stores[0].digest("a") == stores[1].digest("a")
     assert torch.equal(stores[0].subnet("a").mask, stores[1].subnet("a").mask)
+
+
+class Wrapper(nn.Module):
+    """A module around another one that only counts its calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module, self.calls = module, 0
+
+    def forward(self, *args: Any) -> torch.Tensor:
+        self.calls += 1
+        return self.module(*args)
+
+
+def in_one_process(module: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(module)
+
+
+def by_the_compiler(module: nn.Module) -> nn.Module:
+    return torch.compile(module, backend="eager")  # type: ignore[return-value]
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def states(running: Any) -> list[dict[str, torch.Tensor]]:
+    """The state after each of two epochs."""
+    out = []
+    for _ in range(2):
+        running.epoch()
+        out.append(running.state()[0])
+    return out
+
+
+# The compiler itself instantiates autograd functions, which torch deprecates.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("method", ["tsn", "ewc", "gem"])
+@pytest.mark.parametrize("wrap", [Wrapper, in_one_process, by_the_compiler])
+def test_a_wrapper_around_the_module_is_trained_through_to_the_same_numbers(
+    method: str, wrap: Any, process_group: None
+) -> None:
+    def second_task() -> Any:
+        teacher: Any = learner()
+        if method != "tsn":
+            teacher = {"ewc": EWC, "gem": GEM}[method](Architecture(mlp()), training=TRAINING)
+        teacher.learn(task("a"))
+        return teacher.begin(task("b", seed=1))
+
+    plain, wrapped = second_task(), second_task()
+    wrapped.training.module = wrap(wrapped.training.module)
+    for one, two in zip(states(plain), states(wrapped), strict=True):
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[n], two[n]) for n in one)
+    if wrap is Wrapper:
+        gradients = {"tsn": 1, "ewc": 1, "gem": 2}[method]  # of the batch, and of the buffer
+        assert wrapped.training.module.calls == 2 * 3 * gradients
+
+
+def test_a_module_gives_logits_and_with_labels_its_loss() -> None:
+    x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
+    weights = torch.tensor([1.0, 2.0, 0.5])
+    for module in (trainer().module, Naive(Architecture(mlp())).begin(task()).module):
+        assert torch.equal(module(x), module.logits(x)) and module(x).shape == (5, 3)
+        assert torch.equal(module(x, y, weights), module.loss(x, y, weights))
+        wanted = functional.cross_entropy(module(x), y, weights)
+        torch.testing.assert_close(module(x, y, weights), wanted)
 
 
 def test_a_state_is_tensors_and_plain_numbers() -> None:
@@ -84,7 +163,8 @@ def test_the_best_epoch_has_the_mask_of_its_own_scores() -> None:
     assert torch.equal(running.module.scores, scores[1])
     assert torch.equal(subnet.mask, masks[1])
     for (i, j), k in zip(running.module.layout.block_segments, (18, 30), strict=True):
-        assert torch.equal(subnet.mask[i:j], top_k(scores[1][i:j].abs(), k))
+        best, _ = top_k_segments(scores[1][i:j].abs(), [(0, j - i, k)])
+        assert torch.equal(subnet.mask[i:j], best)
 
 
 def test_of_equal_accuracies_the_lower_loss_is_best() -> None:
@@ -131,6 +211,18 @@ def test_plateau_halves_after_six_epochs_and_ends_below_the_final_rate() -> None
 def test_a_constant_rate() -> None:
     running = trainer(epochs=3, schedule="constant", lr=0.03)
     assert [running.epoch().lr for _ in range(3)] == [0.03] * 3
+
+
+def test_every_optimizer_that_can_be_set_can_be_made() -> None:
+    names = get_args(get_type_hints(TrainingSettings)["optimizer"])
+    assert set(names) == set(OPTIMIZERS)
+    for name in names:
+        made = make_optimizer(
+            trainer().module.groups(), TrainingSettings(optimizer=name), torch.device("cpu")
+        )
+        assert type(made) is OPTIMIZERS[name].torch_class
+    with pytest.raises(SettingError, match=r"lamb.*Known: adam, adamw, sgd"):
+        make_optimizer({}, TrainingSettings(optimizer="lamb"), torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def test_scores_have_a_rate_of_their_own_and_no_decay() -> None:
@@ -210,13 +302,13 @@ def test_bad_training_settings_are_refused(settings: dict[str, Any]) -> None:
         learner(training=settings)
 
 
-def test_scores_by_hand() -> None:
+def test_accuracy_and_loss_by_hand() -> None:
     architecture = Architecture(mlp())
     made = task()
     tensors = {n: p.detach() for n, p in mlp().named_parameters()}
     batches = DeviceLoader(made.train, made.normalization, "cpu")
     logits = architecture(tensors, made.normalization(made.train.inputs()))
-    found = score(architecture, tensors, batches, chunk=7)
+    found = evaluate(architecture, tensors, batches, batch_size=7)
     hits = (logits.argmax(1) == made.train.labels).float().mean()
     assert found.accuracy == pytest.approx(float(hits))
     assert found.loss == pytest.approx(
@@ -276,7 +368,7 @@ def test_reports_say_what_happened() -> None:
 
 
 def test_two_learners_side_by_side_do_not_meet() -> None:
-    """Lessons advanced in turn end as lessons run one after the other."""
+    """Tasks trained in turn, an epoch each, end as if trained one after the other."""
     alone = [trainer(Residual(), (1, 6, 6), seed=s) for s in (0, 1)]
     for running in alone:
         while not running.finished:
@@ -303,7 +395,7 @@ def test_diverged_training_says_what_to_do_and_leaves_the_learner_alone(bits: in
 
 
 @pytest.mark.parametrize("post_pruning", [False, True])
-def test_measuring_is_exact_whatever_training_is(post_pruning: bool) -> None:
+def test_evaluation_is_exact_whatever_training_is(post_pruning: bool) -> None:
     """All but the trials of post-pruning, which are only compared with one another."""
     seen = []
 
@@ -324,8 +416,8 @@ def test_measuring_is_exact_whatever_training_is(post_pruning: bool) -> None:
     running.finish()
     running.core.store.logits("a", torch.zeros(2, 6))
     assert {tuple(how) for training, *how in seen if training} == {(True, True)}
-    measured = {tuple(how) for training, *how in seen if not training}
-    assert measured == ({(False, False), (True, False)} if post_pruning else {(False, False)})
+    evaluated = {tuple(how) for training, *how in seen if not training}
+    assert evaluated == ({(False, False), (True, False)} if post_pruning else {(False, False)})
 
 
 @pytest.mark.parametrize(("views", "last"), [(False, True), (True, False)])

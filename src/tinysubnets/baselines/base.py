@@ -61,7 +61,7 @@ from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, we
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label, Split, Task
-from tinysubnets.training.evaluate import BATCHNORM_SAMPLES, count, recalibrate_batchnorm
+from tinysubnets.training.evaluate import BATCHNORM_SAMPLES, count_correct, recalibrate_batchnorm
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
@@ -140,11 +140,11 @@ class DenseTraining(Training):
         self.network = module
         self.calibration: Chunks = self.train
 
-    def measure(self) -> Tensor:
+    def validation_counts(self) -> Tensor:
         """Right answers and sum of losses on validation data, over the classes that may answer."""
         tensors = self.recalibrated(self.network.eval_tensors(), BATCHNORM_SAMPLES)
-        answer = self.network.outputs.restrict
-        return count(self.network.architecture, tensors, self.valid, answer=answer)
+        restrict = self.network.outputs.restrict
+        return count_correct(self.network.architecture, tensors, self.valid, adjust_logits=restrict)
 
     def recalibrated(
         self, tensors: Mapping[str, Tensor], limit: int | None = None
@@ -153,15 +153,6 @@ class DenseTraining(Training):
         if self.network.mode != "train":
             return dict(tensors)
         return recalibrate_batchnorm(self.network.architecture, tensors, self.calibration, limit)
-
-    def backward_(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Put the gradients of a batch's loss in place; gives the loss."""
-        self.optimizer.zero_grad(set_to_none=True)
-        bfloat16 = self.settings.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
-            loss = self.network.loss(inputs, labels, self.class_weights)
-        loss.backward()
-        return loss.detach()
 
 
 class DenseTrainer:

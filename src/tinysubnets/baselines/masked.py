@@ -158,7 +158,7 @@ class FixedMaskModule(TaskModule):
         super().__init__(architecture, layout, bank.values, bank.owned, start, compression)
         self.register_buffer("fixed", mask.clone())
 
-    def mask(self, *, hinted: bool = True) -> Tensor:
+    def mask(self) -> Tensor:
         """The given mask."""
         return self.fixed
 
@@ -481,12 +481,12 @@ class AdaQPackNet(MaskedLearner):
 
     def _prune_(self, module: FixedMaskModule, training: Training) -> None:
         """Keep the sparsest of ever smaller masks that is accurate enough."""
-        validator, settings = training.validator, self.settings
-        least = validator(module.eval_tensors()).accuracy - settings.pruning_tolerance
+        evaluate, settings = training.evaluate, self.settings
+        least = evaluate(module.eval_tensors()).accuracy - settings.pruning_tolerance
 
         def accuracy(mask: Tensor) -> float:
             tensors = module.tensors(module.final_weights(mask))
-            return validator({n: t.detach() for n, t in tensors.items()}).accuracy
+            return evaluate({n: t.detach() for n, t in tensors.items()}).accuracy
 
         density = settings.density
         best = module.largest(module.keep(density))

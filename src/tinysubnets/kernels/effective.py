@@ -1,5 +1,10 @@
 # mypy: disallow-untyped-defs=False
-"""Effective weights and their gradients on a GPU, each in one pass over the weights."""
+"""Effective weights and their gradients on a GPU, each in one pass over the weights.
+
+The kernels run on a grid of (tiles, rows); tiles are those of `topk`, over the segments that have a
+codebook each. All vectors are [rows, N], booleans as uint8; `low` and `rate` are [rows * segments],
+`table` [rows * segments, steps], as `codebook.LookupTable` describes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tinysubnets.kernels.topk import plan
+from tinysubnets.kernels.topk import tiling
 
-TILE = 1024
+TILE = 1024  # values per program
 
 
 @triton.jit
@@ -50,7 +55,7 @@ def _backward(
     gradient, free, scores, kept, owned, bank, low, rate, table, tiles, to_free, to_scores,
     num_values, num_segments, steps, QUANTIZED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of free values and scores of one tile."""
+    """Gradients of free values and scores of one tile, from that of the effective weights."""
     tile, row = tl.program_id(0), tl.program_id(1)
     codebook = row * num_segments + tl.load(tiles + 3 * tile)
     offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
@@ -68,10 +73,10 @@ def _backward(
 
 
 class FusedWeights(torch.autograd.Function):
-    """`EffectiveWeights` for one mask bit per weight, each direction in one kernel.
+    """`masked.EffectiveWeights` for one mask bit per weight, each direction in one kernel.
 
     Quantized values are looked up again going backward: that costs less than keeping them. Without
-    a `lookup` free values are used as they are.
+    a `lookup` table free values are used as they are. `segments` are those of the codebooks.
     """
 
     @staticmethod
@@ -79,7 +84,7 @@ class FusedWeights(torch.autograd.Function):
         size = free.shape[-1]
         bounds = tuple((i, j, 0) for i, j in segments)
         rows = free.numel() // size
-        tiles, *_ = plan(bounds, rows, size, free.device, TILE)
+        tiles, *_ = tiling(bounds, rows, size, free.device, TILE)
         ctx.size, ctx.num, ctx.grid = size, len(segments), (len(tiles), rows)
         ctx.quantized = lookup is not None
         low, rate, table = lookup if ctx.quantized else (free, free, free)

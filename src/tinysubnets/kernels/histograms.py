@@ -1,5 +1,11 @@
 # mypy: disallow-untyped-defs=False
-"""Histograms of training codebooks on a GPU: the extent of kept values, cells, and bins."""
+"""Histograms of training codebooks on a GPU: the extent of kept values, cells, and bins.
+
+The extent of a segment is the mean magnitude of its kept values (`scale`) and the largest one
+(`reach`). Cells are even in asinh(x / scale) from -reach to reach: fine where most values are, and
+coarse in the tails. Values and what is `kept` are [rows, N]; a codebook, or `book`, is a segment of
+one row. Tiles are those of `topk`.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tinysubnets.kernels.topk import plan
+from tinysubnets.kernels.topk import tiling
 
-TILE = 1024
-WIDE = 4096  # places that one program measures
+TILE = 1024  # values that one program counts
+WIDE = 4096  # values whose extent one program finds
 CELLS = 64  # cells of a bin
 ROWS = 16  # bins that one program sums up
-ENOUGH = 1 << 20  # of longer segments about so many places are looked at, evenly spread
+ENOUGH = 1 << 20  # of longer segments about so many values are counted, evenly spread
+UNKNOWN_SCALE, UNKNOWN_REACH = 1e-4, 10.0  # the extent to expect where no centroid tells of it
 
 Segments = Sequence[tuple[int, int]]
 
@@ -30,8 +37,11 @@ def _asinh(x):
 
 
 @triton.jit
-def _measure(values, kept, tiles, parts, num_values, num_tiles, TILE: tl.constexpr):
-    """How many values of one tile are kept, the sum of their magnitudes, and the largest."""
+def _extent_of_tile(values, kept, tiles, parts, num_values, num_tiles, TILE: tl.constexpr):
+    """How many values of one tile are kept, the sum of their magnitudes, and the largest.
+
+    They go to `parts`, float32 [rows, tiles, 3].
+    """
     tile, row = tl.program_id(0), tl.program_id(1)
     offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
     inside = offset < tl.load(tiles + 3 * tile + 2)
@@ -44,8 +54,11 @@ def _measure(values, kept, tiles, parts, num_values, num_tiles, TILE: tl.constex
 
 
 @triton.jit
-def _combine(parts, firsts, scale, reach, num_tiles, num_segments, TILE: tl.constexpr):
-    """The mean and the largest magnitude of one segment from its tiles, in a fixed order."""
+def _extent_of_segment(parts, firsts, scale, reach, num_tiles, num_segments, TILE: tl.constexpr):
+    """The mean and the largest magnitude of one segment from its tiles, in a fixed order.
+
+    `firsts` [segments + 1] tells where the tiles of each segment begin.
+    """
     segment, row = tl.program_id(0), tl.program_id(1)
     at, stop = tl.load(firsts + segment), tl.load(firsts + segment + 1)
     place = tl.arange(0, TILE)
@@ -68,7 +81,7 @@ def _count(
     values, kept, tiles, scale, reach, counts, num_values, num_segments, CELLS: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """Count one tile's kept values in their cells."""
+    """Count one tile's kept values in their cells: `counts` is int32 [rows, segments, CELLS]."""
     tile, row = tl.program_id(0), tl.program_id(1)
     segment = row * num_segments + tl.load(tiles + 3 * tile)
     offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
@@ -87,7 +100,10 @@ def _count(
 def _sum(
     cells, scale, reach, count, total, BINS: tl.constexpr, CELLS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Counts and sums of a few bins of one codebook; a value counts as the middle of its cell."""
+    """Counts and sums of a few bins of one codebook; a value counts as the middle of its cell.
+
+    In float64, and always in the same order: integer counts are all that threads raced for.
+    """
     book = tl.program_id(0)
     bins = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     cell = bins[:, None] * CELLS + tl.arange(0, CELLS)[None, :]
@@ -106,12 +122,23 @@ def extent(values: Tensor, kept: Tensor, segments: Segments) -> tuple[Tensor, Te
     tiles, firsts = _wide(tuple(segments), rows, size, values.device)
     parts = values.new_empty(rows, len(tiles), 3, dtype=torch.float32)
     scale, reach = values.new_empty(2, rows, num, dtype=torch.float32)
-    _measure[(len(tiles), rows)](
+    _extent_of_tile[(len(tiles), rows)](
         values.contiguous(), kept.contiguous().view(torch.uint8), tiles, parts, size, len(tiles),
         TILE=WIDE, num_warps=8,
     )  # fmt: skip
-    _combine[(num, rows)](parts, firsts, scale, reach, len(tiles), num, TILE=TILE)
+    _extent_of_segment[(num, rows)](parts, firsts, scale, reach, len(tiles), num, TILE=TILE)
     return scale, reach
+
+
+def extent_of(centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """Much the same from the last centroids [..., k], with room for values to have moved outwards.
+
+    A codebook that was empty has zeros, which say nothing of values that come later.
+    """
+    sizes = centroids.abs()
+    scale, reach = sizes.mean(-1), 2 * sizes.amax(-1)
+    known = reach > 1e-30
+    return torch.where(known, scale, UNKNOWN_SCALE), torch.where(known, reach, UNKNOWN_REACH)
 
 
 def count_cells(
@@ -132,7 +159,11 @@ def count_cells(
 def histogram(
     values: Tensor, kept: Tensor, segments: Segments, bins: int, extent: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Counts and sums [rows, segments, bins] of the kept values, as `refresh._histogram`."""
+    """Counts and sums [rows, segments, bins] of the kept values.
+
+    Bins are uniform in asinh(x / scale); each has 64 cells, and a value counts as the middle of its
+    cell.
+    """
     cells = count_cells(values, kept, segments, CELLS * bins, extent)
     scale, reach = (x.contiguous() for x in extent)
     count, total = cells.new_empty(2, *cells.shape[:2], bins, dtype=torch.float64)
@@ -142,22 +173,22 @@ def histogram(
     return count, total
 
 
-@cache  # recorded graphs read these tensors: none may be dropped
+@cache  # captured graphs read these tensors: none may be dropped
 def _wide(
     segments: tuple[tuple[int, int], ...], rows: int, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """All tiles in the order of their segments, and where the tiles of each begin."""
-    tiles, *_ = plan(tuple((i, j, 0) for i, j in segments), rows, size, device, WIDE)
+    tiles, *_ = tiling(tuple((i, j, 0) for i, j in segments), rows, size, device, WIDE)
     number = torch.arange(len(segments) + 1, device=device, dtype=torch.int32)
     return tiles, torch.searchsorted(tiles[:, 0].contiguous(), number).int()
 
 
-@cache  # recorded graphs read these tensors: none may be dropped
+@cache  # captured graphs read these tensors: none may be dropped
 def _sample(
     segments: tuple[tuple[int, int], ...], rows: int, size: int, device: torch.device
 ) -> Tensor:
     """The tiles of short segments, and every n-th of long ones."""
-    tiles, *_ = plan(tuple((i, j, 0) for i, j in segments), rows, size, device, TILE)
+    tiles, *_ = tiling(tuple((i, j, 0) for i, j in segments), rows, size, device, TILE)
     chosen = []
     for number, (start, stop) in enumerate(segments):
         own = tiles[tiles[:, 0] == number]

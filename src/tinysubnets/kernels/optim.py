@@ -1,5 +1,9 @@
 # mypy: disallow-untyped-defs=False
-"""Optimizer updates of long vectors on a GPU: all processors at work on one vector."""
+"""Optimizer updates of long vectors on a GPU: all processors at work on one vector.
+
+One program updates UPDATE neighboring values. Hyperparameters are compiled in; the learning rate
+and the number of the step are read from the device, so that a captured graph follows them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+UPDATE = 1024  # values per program
+
 
 @triton.jit
 def _power(BASE: tl.constexpr, exponent):
-    """BASE to the power of an integer below 2^22, in float64."""
+    """BASE to the power of an integer below 2^22, in float64, by squaring."""
     result = tl.full((), 1.0, tl.float64)
     base = tl.full((), BASE, tl.float64)
     for bit in tl.static_range(22):
@@ -27,7 +33,10 @@ def _adam(
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr, DECAY: tl.constexpr,
     DECOUPLED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """One Adam update of SIZE values; `step` counts this update already."""
+    """One Adam update of SIZE values; `step` counts this update already.
+
+    `first` and `second` are the moments m and v, `count` the length of the vector.
+    """
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = place < count
     p = tl.load(parameter + place, mask=inside)
@@ -67,24 +76,27 @@ def _sgd(
     tl.store(parameter + place, p - tl.load(rate) * g, mask=inside)
 
 
-UPDATE = 1024  # values per program
+def adam_(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+    """An update by Adam or AdamW in place, by the state and group of the torch optimizer.
 
-
-def adam_(
-    parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], decoupled: bool
-) -> None:
-    """An Adam update in place, by the state and group of a torch optimizer; the rate a tensor."""
+    The group's learning rate is a tensor on the device, so that a captured graph reads the rate of
+    each step.
+    """
     state["step"].add_(1)
     count = parameter.numel()
     _adam[(-(-count // UPDATE),)](
         parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"],
         group["lr"], count, BETA1=group["betas"][0], BETA2=group["betas"][1],
-        EPSILON=group["eps"], DECAY=group["weight_decay"], DECOUPLED=decoupled, SIZE=UPDATE,
+        EPSILON=group["eps"], DECAY=group["weight_decay"],
+        DECOUPLED=group["decoupled_weight_decay"], SIZE=UPDATE,
     )  # fmt: skip
 
 
 def sgd_(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-    """A gradient step in place, by the state and group of a torch optimizer; the rate a tensor."""
+    """An update by SGD with momentum in place, by the state and group of the torch optimizer.
+
+    The learning rate is a tensor, as for `adam_`.
+    """
     count = parameter.numel()
     _sgd[(-(-count // UPDATE),)](
         parameter, parameter.grad, state["momentum_buffer"], group["lr"], count,

@@ -11,9 +11,18 @@ Digits have eight bits: a histogram in registers costs as much as it has bins.
 Where the last threshold is known, `topk_window` looks around it first: two passes at the speed of
 memory instead of four slow ones. The kernels here then find the search ended, and return at once.
 
-The state of a segment is five int32: the bits found, the last place at which a number equal to the
-k-th is taken, how many more are needed, how far the search is (0 going on, 1 ended, 2 candidates
-are being gathered), and k.
+Layout. Values are [rows, N]; every row has the same segments. The state is int32 [rows * segments,
+5], for each segment:
+
+    0  the bits found so far: a prefix of the k-th largest number, at the end all of them
+    1  the last position at which a number equal to the k-th is taken
+    2  how many numbers are still needed among those that agree with the prefix
+    3  how far the search is: 0 going on, 1 ended, 2 candidates are being gathered
+    4  k
+
+Tiles are int32 [tiles, 3]: the segment, the first position and the one behind the last. None
+crosses a border between segments, so that a program works for one segment. Most kernels run on a
+grid of (tiles, rows); those that decide for a segment on one of rows * segments programs.
 """
 
 from __future__ import annotations
@@ -30,13 +39,13 @@ from torch import Tensor
 from tinysubnets.kernels import topk_window
 from tinysubnets.kernels.topk_window import bits_of
 
-TILE = 4096
-DIGITS = (8, 8, 8, 7)  # 31 bits: the sign of a non-negative float is not coded
-BINS = 1 << 8
-STATE = 5
-LONG = 1 << 20  # shorter vectors are faster without the kernels that use hints
+TILE = 4096  # values per program
+DIGITS = (8, 8, 8, 7)  # bits per pass: 31, as the sign of a non-negative float is not coded
+BINS = 1 << 8  # counters of a segment, one for each value of a digit
+STATE = 5  # int32 per segment
+LONG = 1 << 20  # values: shorter vectors are faster without the window around the last threshold
 
-Bounds = Sequence[tuple[int, int, int]]
+Bounds = Sequence[tuple[int, int, int]]  # (start, stop, k) of each segment
 
 
 @triton.jit
@@ -52,6 +61,7 @@ def _count(
         offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
         inside = offset < tl.load(tiles + 3 * tile + 2)
         bits = bits_of(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
+        # What may not be taken has bits of -1, whose digits agree with no prefix.
         agrees = (bits >> (SHIFT + WIDTH)) == tl.load(state + segment * STATE)
         digit = (bits >> SHIFT) & ((1 << WIDTH) - 1)
         local = tl.histogram(digit, BINS, mask=agrees)
@@ -69,7 +79,7 @@ def _choose(state, counts, WIDTH: tl.constexpr, LAST: tl.constexpr, BINS: tl.con
         place = counts + tl.program_id(0) * BINS + bins
         need = tl.load(mine + 2)
         count = tl.load(place)
-        reach = tl.cumsum(count, 0, reverse=True)
+        reach = tl.cumsum(count, 0, reverse=True)  # numbers with this digit or a larger one
         digit = tl.maximum(tl.sum((reach >= need).to(tl.int32), 0) - 1, 0)
         need -= tl.sum(tl.where(bins > digit, count, 0), 0)
         tl.store(mine, (tl.load(mine) << WIDTH) + digit)
@@ -85,7 +95,7 @@ def _last(
     values, allowed, borders, state, num_values, num_segments, HAS_ALLOWED: tl.constexpr,
     TILE: tl.constexpr, STATE: tl.constexpr,
 ):  # fmt: skip
-    """Find the last place at which a number equal to the k-th largest of a segment is taken."""
+    """Find the last position at which a number equal to the k-th largest of a segment is taken."""
     segment, row = tl.program_id(0), tl.program_id(1)
     mine = state + (row * num_segments + segment) * STATE
     at = tl.load(borders + 2 * segment)
@@ -93,7 +103,7 @@ def _last(
     need = tl.load(mine + 2)
     level = tl.load(mine)
     if tl.load(mine + 3) != 0:
-        need = need * 0
+        need = need * 0  # nothing to look for: the loop ends before it begins
     while (need > 0) & (at < stop):
         offset = at + tl.arange(0, TILE)
         bits = bits_of(values, allowed, row * num_values + offset, offset < stop, HAS_ALLOWED)
@@ -108,8 +118,9 @@ def _last(
 
 @triton.jit
 def _fill(
-    values, allowed, tiles, state, mask, hints, num_values, num_segments,
-    HAS_ALLOWED: tl.constexpr, HAS_HINTS: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr,
+    values, allowed, tiles, state, mask, thresholds, num_values, num_segments,
+    HAS_ALLOWED: tl.constexpr, HAS_THRESHOLDS: tl.constexpr, TILE: tl.constexpr,
+    STATE: tl.constexpr,
 ):  # fmt: skip
     """The mask of one tile: what exceeds the k-th largest, and the first of its equals."""
     tile, row = tl.program_id(0), tl.program_id(1)
@@ -121,30 +132,31 @@ def _fill(
     kept = (bits > level) | ((bits == level) & (offset <= tl.load(mine + 1)))
     kept = kept & (tl.load(mine + 4) > 0)
     tl.store(mask + row * num_values + offset, kept, mask=inside)
-    if HAS_HINTS:  # all tiles of a segment write the same
+    if HAS_THRESHOLDS:  # all tiles of a segment write the same
         segment = row * num_segments + tl.load(tiles + 3 * tile)
-        tl.store(hints + segment, level.to(tl.float32, bitcast=True))
+        tl.store(thresholds + segment, level.to(tl.float32, bitcast=True))
 
 
 def top_k_segments(
     values: Tensor, bounds: Bounds, allowed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The mask [..., n] and thresholds [..., segments] of `masks.top_k_segments`, on a GPU.
-
-    Signs are ignored: the largest are those of the largest magnitude.
-    """
-    mask, state = select(values, bounds, allowed)
+    """The mask [..., N] and thresholds [..., segments] of `nn.topk.top_k_segments`, on a GPU."""
+    mask, state = top_k_magnitudes(values, bounds, allowed)
     levels = torch.where(state[:, 4] > 0, state[:, 0].contiguous().view(torch.float32), torch.inf)
     return mask, levels.reshape(*values.shape[:-1], len(bounds))
 
 
-def select(
-    values: Tensor, bounds: Bounds, allowed: Tensor | None = None, hints: Tensor | None = None
+def top_k_magnitudes(
+    values: Tensor,
+    bounds: Bounds,
+    allowed: Tensor | None = None,
+    last_thresholds: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The mask of the k largest magnitudes of each segment, and the state of the search.
+    """The mask [..., N] of the k largest magnitudes of each segment, and the state of the search.
 
-    `hints` [..., segments] are the last thresholds, or anything else; the new ones take their
-    place. They change the time of a search of long vectors, never its result.
+    Signs are ignored, so that mask scores need no pass for their absolute value. `last_thresholds`
+    [..., segments], or anything else, change the time of a search of long vectors, never its
+    result; the new ones take their place.
     """
     size = values.shape[-1]
     table = values.detach().float().reshape(-1, size).contiguous()
@@ -152,12 +164,12 @@ def select(
         table if allowed is None else allowed.expand(values.shape).contiguous().view(torch.uint8)
     )
     rows, num = len(table), len(bounds)
-    tiles, borders, first, counts, covered = plan(tuple(bounds), rows, size, values.device, TILE)
+    tiles, borders, first, counts, covered = tiling(tuple(bounds), rows, size, values.device, TILE)
     state = first.clone()
     grid, shift = (len(tiles), rows), 31
     how: dict[str, Any] = {"HAS_ALLOWED": allowed is not None, "TILE": TILE, "STATE": STATE}
-    if hints is not None and size >= LONG:
-        topk_window.search_(table, permits, tiles, state, hints, num, how)
+    if last_thresholds is not None and size >= LONG:
+        topk_window.search_(table, permits, tiles, state, last_thresholds, num, how)
     for width in DIGITS:
         shift -= width
         _count[grid](table, permits, tiles, state, counts, size, num, SHIFT=shift, WIDTH=width,
@@ -165,26 +177,27 @@ def select(
         _choose[(rows * num,)](state, counts, WIDTH=width, LAST=shift == 0, BINS=BINS, STATE=STATE)
     ties = how | {"TILE": 4 * TILE}  # one program walks a whole segment: in long strides
     _last[(num, rows)](table, permits, borders, state, size, num, num_warps=16, **ties)
-    empty = torch.empty if covered else torch.zeros
+    empty = torch.empty if covered else torch.zeros  # no program writes outside all segments
     mask = empty(rows, size, dtype=torch.bool, device=values.device)
-    marks, levels = mask.view(torch.uint8), table if hints is None else hints
+    marks, levels = mask.view(torch.uint8), table if last_thresholds is None else last_thresholds
     _fill[grid](table, permits, tiles, state, marks, levels, size, num,
-                HAS_HINTS=hints is not None, num_warps=8, **how)  # fmt: skip
+                HAS_THRESHOLDS=last_thresholds is not None, num_warps=8, **how)  # fmt: skip
     return mask.reshape(values.shape), state
 
 
-@cache  # recorded graphs read these tensors: none may be dropped
-def plan(
+@cache  # captured graphs read these tensors: none may be dropped
+def tiling(
     bounds: tuple[tuple[int, int, int], ...],
     rows: int,
     size: int,
     device: torch.device,
     tile: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    """Tiles (segment, start, stop) that cross no border, borders, first states, counters, cover.
+    """How vectors [rows, size] are cut into tiles of at most `tile` values, on the device.
 
-    The counters are zero before and after every search. The cover is full if no place lies outside
-    all segments.
+    Gives the tiles [tiles, 3], the borders [segments, 2] (start and stop), the first states [rows *
+    segments, STATE], the counters [rows * segments, BINS], which are zero before and after every
+    search, and whether the segments cover the whole vector.
     """
     tiles = [
         (i, at, min(at + tile, stop))

@@ -4,7 +4,8 @@
 Numbers around the last threshold fall into a thousand narrow bins; the first pass fills them and
 counts what lies above. If the k-th largest is in one of them, the second pass gathers the few
 numbers of that bin, among which it is found exactly, ties to the lower index. Else, or where a bin
-holds too many, the segment is left to the search of `select`.
+holds too many, the segment is left to the radix search of `topk`. State and tiles are laid out as
+described there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 WIDTH = 8  # bits of a number below its bin: a bin is 256 floats wide, the window 3 % of the number
 BINS = 1024
-MOST = 2048  # candidates
+MOST = 2048  # candidates of a segment: one program ranks them all
 
 
 @triton.jit
@@ -32,15 +33,15 @@ def bits_of(values, allowed, place, inside, HAS_ALLOWED: tl.constexpr):
 
 
 @triton.jit
-def _lowest_bin(hints, segment, WIDTH: tl.constexpr, BINS: tl.constexpr):
+def _lowest_bin(last_thresholds, segment, WIDTH: tl.constexpr, BINS: tl.constexpr):
     """The first bin of the window around the last threshold, in units of a bin."""
-    hint = tl.load(hints + segment).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    return tl.maximum((hint >> WIDTH) - BINS // 2, 0)
+    last = tl.load(last_thresholds + segment).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.maximum((last >> WIDTH) - BINS // 2, 0)
 
 
 @triton.jit
 def _tally(
-    values, allowed, tiles, state, hints, counts, above, num_values, num_segments,
+    values, allowed, tiles, state, last_thresholds, counts, above, num_values, num_segments,
     HAS_ALLOWED: tl.constexpr, TILE: tl.constexpr, STATE: tl.constexpr, WIDTH: tl.constexpr,
     BINS: tl.constexpr,
 ):  # fmt: skip
@@ -51,7 +52,7 @@ def _tally(
         offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
         inside = offset < tl.load(tiles + 3 * tile + 2)
         bits = bits_of(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
-        place = (bits >> WIDTH) - _lowest_bin(hints, segment, WIDTH, BINS)
+        place = (bits >> WIDTH) - _lowest_bin(last_thresholds, segment, WIDTH, BINS)
         within = (bits >= 0) & (place >= 0) & (place < BINS)
         ones = tl.full([TILE], 1, tl.int32)
         tl.atomic_add(counts + segment * BINS + place, ones, mask=within, sem="relaxed")
@@ -60,7 +61,7 @@ def _tally(
 
 @triton.jit
 def _narrow(
-    state, hints, counts, above, cursor, STATE: tl.constexpr, WIDTH: tl.constexpr,
+    state, last_thresholds, counts, above, cursor, STATE: tl.constexpr, WIDTH: tl.constexpr,
     BINS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """Pick the bin of one segment that holds its k-th largest number, and clear the counts."""
@@ -69,12 +70,13 @@ def _narrow(
     if tl.load(mine + 3) == 0:
         bins = tl.arange(0, BINS)
         count = tl.load(counts + segment * BINS + bins)
-        need = tl.load(mine + 2) - tl.load(above + segment)
+        need = tl.load(mine + 2) - tl.load(above + segment)  # of those in the window
         reach = tl.cumsum(count, 0, reverse=True)
         chosen = tl.maximum(tl.sum((reach >= need).to(tl.int32), 0) - 1, 0)
         many = tl.sum(tl.where(bins == chosen, count, 0), 0)
         if (need > 0) & (need <= tl.sum(count, 0)) & (many <= MOST):
-            tl.store(mine, chosen + _lowest_bin(hints, segment, WIDTH, BINS))
+            # The prefix of all numbers of the bin; what lies above it is selected already.
+            tl.store(mine, chosen + _lowest_bin(last_thresholds, segment, WIDTH, BINS))
             tl.store(mine + 2, need - tl.sum(tl.where(bins > chosen, count, 0), 0))
             tl.store(mine + 3, 2)
         tl.store(counts + segment * BINS + bins, tl.zeros([BINS], tl.int32))
@@ -97,7 +99,7 @@ def _gather(
         bits = bits_of(values, allowed, row * num_values + offset, inside, HAS_ALLOWED)
         match = (bits >> WIDTH) == tl.load(state + segment * STATE)
         number = tl.sum(match.to(tl.int32), 0)
-        if number > 0:
+        if number > 0:  # candidates come in any order: their positions decide about ties
             start = tl.atomic_add(cursor + segment, number, sem="relaxed")
             at = segment * MOST + start + tl.cumsum(match.to(tl.int32), 0) - 1
             tl.store(candidates + at, bits & ((1 << WIDTH) - 1), mask=match)
@@ -140,24 +142,34 @@ def search_(
     permits: Tensor,
     tiles: Tensor,
     state: Tensor,
-    hints: Tensor,
+    last_thresholds: Tensor,
     num: int,
     how: dict[str, Any],
 ) -> None:
-    """End the searches of all segments whose k-th largest number lies near its hint."""
+    """End the searches of all segments whose k-th largest number lies near its last threshold.
+
+    `table` is [rows, N], `permits` what is allowed, uint8 of the same shape, or anything else where
+    `how` says that all is; `num` is the number of segments.
+    """
     rows, size = table.shape
     counts, above, cursor, candidates, places = _buffers(rows * num, table.device)
     grid, small = (len(tiles), rows), {"STATE": how["STATE"], "WIDTH": WIDTH}
-    _tally[grid](table, permits, tiles, state, hints, counts, above, size, num, WIDTH=WIDTH,
-                 BINS=BINS, num_warps=8, **how)  # fmt: skip
-    _narrow[(rows * num,)](state, hints, counts, above, cursor, BINS=BINS, MOST=MOST, **small)
+    _tally[grid](table, permits, tiles, state, last_thresholds, counts, above, size, num,
+                 WIDTH=WIDTH, BINS=BINS, num_warps=8, **how)  # fmt: skip
+    _narrow[(rows * num,)](
+        state, last_thresholds, counts, above, cursor, BINS=BINS, MOST=MOST, **small
+    )
     _gather[grid](table, permits, tiles, state, cursor, candidates, places, size, num, WIDTH=WIDTH,
                   MOST=MOST, num_warps=8, **how)  # fmt: skip
     _finish[(rows * num,)](state, cursor, candidates, places, MOST=MOST, num_warps=8, **small)
 
 
-@cache  # recorded graphs read these tensors: none may be dropped
+@cache  # captured graphs read these tensors: none may be dropped
 def _buffers(num: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Counters, zero before and after every search, and room for candidates."""
+    """Counters of `num` segments, zero before and after every search, and room for candidates.
+
+    Numbers per bin, numbers above the window, candidates so far; the low bits of each candidate,
+    and its position.
+    """
     sizes = (num * BINS, num, num, num * MOST, num * MOST)
     return tuple(torch.zeros(n, dtype=torch.int32, device=device) for n in sizes)

@@ -70,7 +70,7 @@ class Compressor:
     def encode(self, mask: Tensor, bits: int) -> tuple[CodebookTensor, ...]:
         """The task's own weights as codes, one codebook per layer or one for all."""
         own = self.own_weights(mask)
-        return tuple(code(self.free[i:j][own[i:j]], bits) for i, j in self.module.code_segments)
+        return tuple(code(self.free[i:j][own[i:j]], bits) for i, j in self.module.codebook_segments)
 
     def weights(self, mask: Tensor, own: tuple[CodebookTensor, ...] | None) -> Tensor:
         """The flat weights under a mask: owned values, and own ones decoded or as trained."""
@@ -87,7 +87,7 @@ class Compressor:
 
     def accuracy(self, weights: Tensor) -> float:
         """The validation accuracy with these shared weights."""
-        return self.training.validator(self.tensors(weights)).accuracy
+        return self.training.evaluate(self.tensors(weights)).accuracy
 
     def choose_bits(self, first: int, tolerance: float) -> tuple[int, tuple[CodebookTensor, ...]]:
         """The least width from `first` up that keeps accuracy within the tolerance, and the codes.
@@ -121,7 +121,7 @@ class Compressor:
         def count() -> Tensor:
             kept = torch.where(self.layout.expand(current), values, 0.0)
             precision = training.settings.precision  # candidates are only compared
-            return training.validator.count(self.tensors(kept), settings.samples, precision)
+            return training.count_correct(self.tensors(kept), settings.samples, precision)
 
         counts = training.captured(count)
 
@@ -145,7 +145,7 @@ class Compressor:
             stored = {
                 n: c.decode().reshape(tensors[n].shape).to(tensors[n]) for n, c in coded.items()
             }
-            return training.validator(tensors | stored, calibrate=False).accuracy
+            return training.evaluate(tensors | stored, recalibrate=False).accuracy
 
         named = {s.name: tensors[s.name] for s in architecture.task_params}
         return _narrowest(named, settings, accuracy)

@@ -272,7 +272,6 @@ class SubnetTrainer:
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of a trainer of the same task and the same store."""
         self.training.restore_(tensors, numbers)
-        self.module.is_fresh = self.training.progress.epoch == 0
 
 
 class MaskedLearner(ABC):

@@ -40,8 +40,9 @@ class TensorSpec:
 class Architecture:
     """A network as code: what is shared between tasks, what each task keeps for itself.
 
-    Shared are parameters with two or more dimensions outside the head; private are the head,
-    biases, norm scales and shifts, class tokens and the like. `shared` overrides the rule: a
+    Shared are parameters with two or more dimensions outside the head; task-specific are the head,
+    biases, norm scales and shifts, class tokens and the like. `head` names the layer that gives the
+    logits. `shared` overrides the rule: a
     function of (name, tensor) that is asked for every parameter outside the head. `rebuild` says
     how to make the network again by name, where it comes from this package.
 
@@ -161,7 +162,7 @@ class Architecture:
         """Try the network on a few normalized inputs, forward and backward; explain what fails."""
         state = {n: t.detach().clone() for n, t in {**tensors, **self.constants}.items()}
         before = {n: t.clone() for n, t in state.items()}
-        pretrained = f"{inputs.dtype} inputs of shape {tuple(inputs.shape)}"
+        given = f"{inputs.dtype} inputs of shape {tuple(inputs.shape)}"
         # Forked: a trial must not move the caller's random numbers.
         with torch.random.fork_rng(devices=[]):
             try:
@@ -169,7 +170,7 @@ class Architecture:
                     output = self(state, inputs, "eval")
             except Exception as error:
                 raise ArchitectureError(
-                    f"the network fails on {pretrained}: {type(error).__name__}: {error}"
+                    f"the network fails on {given}: {type(error).__name__}: {error}"
                 ) from error
             if not isinstance(output, Tensor) or output.shape != (len(inputs), num_classes):
                 shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -178,10 +179,10 @@ class Architecture:
                     f"({len(inputs)}, {num_classes}). Is {self.head!r} the last layer?"
                 )
             self._check_unchanged(before, state)
-            self._check_backward(state, inputs, pretrained)
+            self._check_backward(state, inputs, given)
         self._check_unchanged(before, state, self.running_stats)
 
-    def _check_backward(self, state: dict[str, Tensor], inputs: Tensor, pretrained: str) -> None:
+    def _check_backward(self, state: dict[str, Tensor], inputs: Tensor, given: str) -> None:
         """Try one training step, in which activation checkpointing would show itself."""
         learned = [
             s.name for s in (*self.shared, *self.task_params) if s.name not in self.running_stats
@@ -192,7 +193,7 @@ class Architecture:
                 self(trial, inputs, "train").sum().backward()
         except Exception as error:
             raise ArchitectureError(
-                f"the network cannot be trained on {pretrained}: {type(error).__name__}: {error}. "
+                f"the network cannot be trained on {given}: {type(error).__name__}: {error}. "
                 "If it uses activation checkpointing, turn that off: checkpointing runs layers "
                 "again outside the forward pass, where they hold no values."
             ) from error
@@ -269,9 +270,7 @@ def _output_layer(net: nn.Module, head: str) -> tuple[str, ...]:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# A network without values: what a forward pass does, apart from the tensors it does it with.
-
+# The network without values: what a forward pass does, apart from the tensors it does it with.
 
 Mode = Literal["train", "eval", "calibrate"]
 TensorSlot = tuple[dict[str, Any], str]  # who holds a tensor, and under what name
@@ -350,7 +349,6 @@ def _slots(net: nn.Module) -> dict[str, list[TensorSlot]]:
     return places
 
 
-# --------------------------------------------------------------------------------------------------
 # Which networks can be wrapped: checks at the door, before any of their code runs.
 
 

@@ -18,8 +18,9 @@ from tinysubnets.nn.architecture import Architecture, Mode
 class Outputs:
     """Which columns of the network's output belong to which task.
 
-    With `by_task` a sample is told apart only from the classes of its own task, as with one head
-    per task; else from all classes.
+    `columns` holds the first column of each task and the one behind its last. With `by_task` a
+    sample is told apart only from the classes of its own task, as with one head per task; else from
+    all classes.
 
         >>> outputs = Outputs([(0, 2), (2, 5)], by_task=True)
         >>> outputs.restrict(torch.zeros(1, 5), torch.tensor([3])).tolist()
@@ -34,7 +35,7 @@ class Outputs:
             self.task_of[start:stop] = task
 
     def restrict(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The logits with those of other tasks than the label's at minus infinity."""
+        """The logits [batch, columns] with those of other tasks than the label's at -infinity."""
         if not self.by_task or len(self.columns) == 1:
             return logits
         if self.task_of.device != logits.device:
@@ -46,12 +47,10 @@ class Outputs:
 class DenseModule(nn.Module):
     """One dense network in training: what the optimizer sees of a method without masks.
 
-    Output rows of earlier classes and of new ones are two parameters, so that the former can stay
-    as they are under any optimizer (`train_old=False`). In mode "eval" nothing but the output layer
-    is trained.
+    `tensors` are those it begins with, by the user's own names. Output rows of the `num_old`
+    earlier classes and of new ones are two parameters, so that the former can stay as they are
+    under any optimizer (`train_old=False`). In mode "eval" nothing but the output layer is trained.
     """
-
-    has_codebooks = False
 
     def __init__(
         self,
@@ -119,13 +118,23 @@ class DenseModule(nn.Module):
         return {n: t.detach() for n, t in self.tensors().items()}
 
     def update_codebooks_(self) -> None:
-        """Nothing: dense weights have no codebooks to fit."""
+        """Do nothing: dense weights have no codebooks. The training loop calls it for all."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The scores of all classes for normalized inputs."""
+    def forward(
+        self, inputs: Tensor, labels: Tensor | None = None, class_weights: Tensor | None = None
+    ) -> Tensor:
+        """The logits of normalized inputs [batch, ...] or, with labels [batch], the loss.
+
+        The training loop calls nothing else for its gradients, so that a wrapper around the module
+        sees every step. `class_weights` [classes] weigh the cross-entropy.
+        """
+        return self.logits(inputs) if labels is None else self.loss(inputs, labels, class_weights)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The logits [batch, classes] of all classes for normalized inputs."""
         return self.architecture(self.tensors(), inputs, self.mode)
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy over the classes that may answer."""
-        logits = self.outputs.restrict(self(inputs), labels)
+        logits = self.outputs.restrict(self.logits(inputs), labels)
         return functional.cross_entropy(logits, labels, class_weights)

@@ -27,8 +27,8 @@ TOKEN_DEVIATION = 0.02  # class tokens and position embeddings, as is usual for 
 class InitialState:
     """What training begins with: flat scores and free values, task-specific parameters by name."""
 
-    scores: Tensor
-    free: Tensor
+    scores: Tensor  # [blocks]
+    free: Tensor  # [N]
     task_params: dict[str, Tensor]
 
 
@@ -64,7 +64,7 @@ def initial_state(
 
 
 def bound_of(shape: tuple[int, ...], scale: Scale) -> float:
-    """The half-width of the uniform distribution for a weight of that shape."""
+    """The half-width of the uniform distribution for a weight [out, in, *kernel] of that shape."""
     receptive = math.prod(shape[2:])
     fan_in, fan_out = shape[1] * receptive, shape[0] * receptive
     return math.sqrt(6 / (fan_in + fan_out)) if scale == "xavier" else math.sqrt(3 / fan_in)
@@ -124,7 +124,11 @@ def _constant(name: str, constant: float | None) -> float:
 
 
 def scores_from_mask(scores: Tensor, mask: Tensor, layout: Layout) -> Tensor:
-    """The same scores re-ranked within each tensor so that an earlier mask is exactly on top."""
+    """The same scores re-ranked within each tensor so that an earlier mask is exactly on top.
+
+    `scores` and `mask` are [blocks]. The magnitudes of a tensor stay as they are, and are dealt out
+    anew, the largest to the blocks of the mask; within and outside it the order stays, as do signs.
+    """
     out = scores.clone()
     for i, j in layout.block_segments:
         size = scores[i:j].abs()

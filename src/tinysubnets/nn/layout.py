@@ -1,7 +1,7 @@
 """The flat layout of shared weights: where each tensor and its mask blocks stand in one vector.
 
-All shared weights of a network form one vector of N values, tensor after tensor; scores, masks and
-ownership form one vector of blocks. With `block=1` the two coincide.
+All shared weights of a network form one vector [N], tensor after tensor; scores, masks and
+ownership form one vector [blocks]. With `block=1` the two coincide.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from tinysubnets.nn.architecture import TensorSpec
 
 
 class Layout:
-    """Positions of tensors and of their mask blocks in the flat vectors of one architecture."""
+    """Positions of tensors and of their mask blocks in the flat vectors of one architecture.
+
+    `segments` and `block_segments` hold the start and the stop of each of the `shared` tensors in
+    the vector of weights and in that of blocks. `block` is how many neighboring weights a block
+    has, see `blocks_of`.
+    """
 
     def __init__(self, shared: Sequence[TensorSpec], block: int = 1) -> None:
         if not isinstance(block, int) or block < 1:
@@ -53,11 +58,11 @@ class Layout:
 
     @cached_property
     def block_sizes(self) -> Tensor:
-        """How many weights each block holds."""
+        """How many weights each block holds, int64 [blocks]."""
         return torch.cat([b.sizes() for b in self.blocks])
 
     def count(self, blocks: Tensor) -> int:
-        """How many weights the chosen blocks hold."""
+        """How many weights the chosen blocks hold; `blocks` is a mask, bool [blocks]."""
         if self.is_identity:
             return int(blocks.sum())
         return int(self.block_sizes.to(blocks.device)[blocks].sum())
@@ -91,15 +96,12 @@ def _segments(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(out)
 
 
-# --------------------------------------------------------------------------------------------------
-# Blocks of weights: what one bit of a mask stands for.
-
-
 @dataclass(frozen=True)
 class Blocks:
-    """The division of one tensor, seen as `rows` x `cols`, into blocks of `width` along its rows.
+    """The mask blocks of one tensor, seen as `rows` x `cols`: `width` neighbors along a row each.
 
-    The last block of a row is shorter where `width` does not divide `cols`.
+    A block is what one bit of a mask stands for. The last block of a row is shorter where `width`
+    does not divide `cols`.
     """
 
     rows: int

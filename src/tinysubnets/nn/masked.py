@@ -1,7 +1,8 @@
 """The module that is trained: free values, scores and task-specific parameters of one task.
 
 The effective weight is mask ⊙ where(owned, bank value, Q(free value)), built inside the forward
-pass. Owned values are buffers, not parameters: no optimizer can move them.
+pass. Owned values are buffers, not parameters: no optimizer can move them. Shapes: [N] is the flat
+vector of all shared weights, [blocks] that of their mask blocks; see `layout`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.codebook import lookup_of, nearest_centroid, update_codebooks
+from tinysubnets.nn.codebook import (
+    LookupTable,
+    has_codebook_kernels,
+    lookup_table,
+    nearest_centroid,
+    update_codebooks,
+)
 from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.topk import kernels_for, top_k_segments
@@ -27,9 +34,11 @@ from tinysubnets.nn.topk import kernels_for, top_k_segments
 class Compression:
     """How a task's weights are selected and quantized while it is trained.
 
-    `keep` counts the mask's blocks per tensor; `bits` of 32 means no quantization; `share` says
-    whether owned weights may be selected; `scope` gives every layer a codebook or the task one;
-    `layer_loss_weight` is the weight λ of the layer-wise loss.
+    - `keep`: how many blocks of each shared tensor the mask holds.
+    - `bits`: the width of a code, 2**bits centroids per codebook; 32 means no quantization.
+    - `share`: whether weights that earlier tasks own may be selected.
+    - `scope`: a codebook per "layer" or one for the whole "task".
+    - `layer_loss_weight`: the weight λ of the layer-wise loss; 0 leaves it out.
     """
 
     keep: tuple[int, ...]
@@ -39,12 +48,11 @@ class Compression:
     layer_loss_weight: float = 0.0
 
 
-def code_segments(layout: Layout, scope: Literal["layer", "task"]) -> tuple[tuple[int, int], ...]:
-    """The parts of the flat vector that have a codebook each."""
+def codebook_segments(
+    layout: Layout, scope: Literal["layer", "task"]
+) -> tuple[tuple[int, int], ...]:
+    """Start and stop of the parts of the flat vector [N] that have a codebook each."""
     return layout.segments if scope == "layer" else ((0, layout.num_weights),)
-
-
-LOOKUP = ("lookup_low", "lookup_rate", "lookup_table")
 
 
 class EffectiveWeights(torch.autograd.Function):
@@ -52,8 +60,12 @@ class EffectiveWeights(torch.autograd.Function):
 
     Forward: the value where the mask is set, else 0. Backward, with g the gradient of the effective
     weight: g for free values that are kept, 0 for owned ones; sign(score) · Σ g · value for the
-    score of a block, kept or not. That is the gradient of mask + |s| − stop(|s|) times Q(w) + w −
-    stop(w).
+    score of a block, kept or not, the sum over its weights. That is the gradient of
+    mask + |s| − stop(|s|) times Q(w) + w − stop(w), where stop lets no gradient through. Without
+    the absolute value negative scores would move away from what the loss asks for.
+
+    `free`, `owned` and `values` are [N], `scores` and `mask` [blocks]. `free` is there for its
+    gradient alone: `values` are the bank's or the quantized free ones.
     """
 
     @staticmethod
@@ -74,22 +86,29 @@ class EffectiveWeights(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         scores, kept, owned, values = ctx.saved_tensors
-        free = torch.where(kept & ~owned, gradient, 0.0)
-        score = ctx.layout.sum(gradient * values) * torch.sign(scores)
-        return free, score, None, None, None, None
+        to_free = torch.where(kept & ~owned, gradient, 0.0)
+        to_scores = ctx.layout.sum(gradient * values) * torch.sign(scores)
+        return to_free, to_scores, None, None, None, None
 
 
 class TaskModule(nn.Module):
-    """One task in training over a bank: what the optimizer and the compiler see."""
+    """One task in training over a bank: what the optimizer and the compiler see.
 
-    bank_values: Tensor
-    owned: Tensor
-    owned_weights: Tensor
-    centroids: Tensor
-    hints: Tensor
-    lookup_low: Tensor
+    `bank_values` [N] and `owned` [blocks] are those of the bank, `start` what training begins with.
+    Parameters are the free values [N], of which those at owned places are never used, the scores
+    [blocks] and the task-specific parameters.
+    """
+
+    # Not part of the state: given, or made anew from what is.
+    bank_values: Tensor  # [N]
+    owned: Tensor  # bool [blocks]
+    owned_weights: Tensor  # bool [N]
+    lookup_low: Tensor  # [codebooks], as the next: see `codebook.LookupTable`
     lookup_rate: Tensor
-    lookup_table: Tensor
+    lookup_centroids: Tensor  # [codebooks, steps]
+    # Part of the state.
+    centroids: Tensor  # [codebooks, 2**bits]; zeros before the first fit
+    last_thresholds: Tensor  # [tensors]: where the next top-k begins to search; changes no result
 
     def __init__(
         self,
@@ -123,80 +142,98 @@ class TaskModule(nn.Module):
         self.register_buffer("owned", owned, persistent=False)
         self.register_buffer("owned_weights", layout.expand(owned), persistent=False)
         num_centroids = 2**compression.bits if compression.bits < 32 else 1
-        self.code_segments = code_segments(layout, compression.scope)
-        self.register_buffer("centroids", torch.zeros(len(self.code_segments), num_centroids))
-        self.register_buffer("hints", torch.zeros(len(layout.segments)))
-        for name, tensor in zip(LOOKUP, lookup_of(self.centroids), strict=True):
-            self.register_buffer(name, tensor, persistent=False)
-        self.register_load_state_dict_post_hook(lambda module, _: module.index_())
-        self.bounds = [
+        self.codebook_segments = codebook_segments(layout, compression.scope)
+        self.register_buffer("centroids", torch.zeros(len(self.codebook_segments), num_centroids))
+        self.register_buffer("last_thresholds", torch.zeros(len(layout.block_segments)))
+        for name, tensor in lookup_table(self.centroids)._asdict().items():
+            self.register_buffer(f"lookup_{name}", tensor, persistent=False)
+        self.register_load_state_dict_post_hook(lambda module, _: module._follow_centroids_())
+        self.bounds = [  # of the top-k: first block, the one behind the last, how many to keep
             (i, j, k) for (i, j), k in zip(layout.block_segments, compression.keep, strict=True)
         ]
-        self.is_fresh = True
+        self.codebooks_fitted = False  # whether the next fit has centroids to begin with
         self.has_owned = bool(owned.any())
 
     @cached_property
     def is_free(self) -> Tensor:
-        """1 where nobody owns a weight, else 0."""
+        """float32 [N]: 1 where nobody owns a weight, else 0."""
         return (~self.owned_weights).float()
 
     @torch.compiler.disable  # a search of its own; a compiler would only unroll it
     @torch.no_grad()
-    def mask(self, *, hinted: bool = True) -> Tensor:
-        """The boolean mask of the current scores: exactly k blocks of each tensor.
+    def mask(self) -> Tensor:
+        """The mask of the current scores, bool [blocks]: exactly k blocks of each tensor.
 
-        Searched for near the last thresholds, or `hinted` says that there are none.
+        Those of the largest |score|, ties to the lower index.
         """
         allowed = None if self.compression.share else ~self.owned
-        last = self.hints if hinted else None
-        kernels = kernels_for(self.scores)
-        if kernels is not None:  # it takes signed scores, and updates the hints itself
-            return kernels.select(self.scores.detach(), self.bounds, allowed, last)[0]
-        mask, hints = top_k_segments(self.scores.detach().abs(), self.bounds, last, allowed)
-        self.hints.copy_(hints)
+        scores, last = self.scores.detach(), self.last_thresholds
+        kernels = kernels_for(scores)
+        if kernels is not None:  # it takes signed scores, and updates the thresholds itself
+            return kernels.top_k_magnitudes(scores, self.bounds, allowed, last)[0]
+        mask, thresholds = top_k_segments(scores.abs(), self.bounds, last, allowed)
+        last.copy_(thresholds)
         return mask
 
     @torch.no_grad()
     def update_codebooks_(self) -> None:
-        """Fit the training codebooks anew to the task's own kept weights."""
+        """Fit the training codebooks anew to the task's own kept weights.
+
+        Not to zeros, which the mask supplies, nor to owned values, which stay as they are.
+        """
         if not self.has_codebooks:
             return
-        kept = self.mask(hinted=not self.is_fresh)
-        own = self.layout.expand(kept > self.owned)  # one launch for kept & ~owned
-        previous = None if self.is_fresh else self.centroids
+        own = self.layout.expand(self.mask() > self.owned)  # one launch for mask & ~owned
+        previous = self.centroids if self.codebooks_fitted else None
+        k = self.centroids.shape[-1]
         self.centroids.copy_(
-            update_codebooks(
-                self.free.detach(), own, self.code_segments, self.centroids.shape[-1], previous
-            )
+            update_codebooks(self.free.detach(), own, self.codebook_segments, k, previous)
         )
-        self.is_fresh = False
-        self.index_()
+        self.codebooks_fitted = True
+        self.update_lookup_table_()
 
     @property
     def has_codebooks(self) -> bool:
         """Whether `update_codebooks_` does anything."""
         return self.compression.bits < 32
 
+    @property
+    def can_capture_codebooks(self) -> bool:
+        """Whether a CUDA graph can hold `update_codebooks_`."""
+        return has_codebook_kernels(self.free, self.centroids.shape[-1])
+
+    @property
+    def lookup(self) -> LookupTable:
+        """The table by which free values are rounded to the centroids."""
+        return LookupTable(self.lookup_low, self.lookup_rate, self.lookup_centroids)
+
     @torch.no_grad()
-    def index_(self) -> None:
-        """Bring the lookup table of `quantized` in line with the centroids."""
-        kernels, tables = kernels_for(self.centroids), [getattr(self, name) for name in LOOKUP]
+    def update_lookup_table_(self) -> None:
+        """Bring the lookup table in line with the centroids."""
+        kernels = kernels_for(self.centroids)
         if kernels is not None and self.has_codebooks:
-            kernels.tabulate_(self.centroids, *tables)
+            kernels.lookup_table_(self.centroids, *self.lookup)
             return
-        for table, tensor in zip(tables, lookup_of(self.centroids), strict=True):
+        for table, tensor in zip(self.lookup, lookup_table(self.centroids), strict=True):
             table.copy_(tensor)
+
+    def _follow_centroids_(self) -> None:
+        """Bring what is not part of the state in line with centroids that were loaded."""
+        self.codebooks_fitted = bool(self.centroids.any())  # before the first fit all are zero
+        self.update_lookup_table_()
 
     @torch.no_grad()
     def quantized(self) -> Tensor:
-        """Q(free): the nearest centroid of each free value."""
+        """Q(free) [N]: the nearest centroid of each free value."""
         if self.compression.bits >= 32:
             return self.free.detach()
-        lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
-        return nearest_centroid(self.free.detach(), self.centroids, self.code_segments, lookup)
+        return nearest_centroid(self.free, self.lookup, self.codebook_segments)
 
     def effective(self, mask: Tensor | None = None) -> Tensor:
-        """The flat effective weights that training differentiates through."""
+        """The effective weights [N] that training differentiates through.
+
+        On a GPU in one pass each way, where every weight is a block of its own.
+        """
         mask = self.mask() if mask is None else mask
         if self.free.is_cuda and self.layout.is_identity:
             return self._fused(mask)
@@ -212,15 +249,14 @@ class TaskModule(nn.Module):
         kernels = kernels_for(self.free)
         if kernels is None:
             return self._plain(mask)
-        lookup = (self.lookup_low, self.lookup_rate, self.lookup_table)
         return kernels.FusedWeights.apply(
             self.free, self.scores, mask, self.owned_weights, self.bank_values,
-            lookup if self.has_codebooks else None, self.code_segments,
+            self.lookup if self.has_codebooks else None, self.codebook_segments,
         )  # fmt: skip
 
     @torch.no_grad()
     def values(self) -> Tensor:
-        """Every weight's value before the mask: the bank's where owned, else the quantized one."""
+        """The value of each weight before the mask [N]: the bank's where owned, else Q(free)."""
         near = self.quantized()
         if near.device.type != "cpu" or torch.compiler.is_compiling():
             return torch.where(self.owned_weights, self.bank_values, near)
@@ -228,7 +264,7 @@ class TaskModule(nn.Module):
         return torch.addcmul(self.bank_values, near, self.is_free) if self.has_owned else near
 
     def tensors(self, weights: Tensor) -> dict[str, Tensor]:
-        """All tensors of the network with the given flat shared weights."""
+        """All tensors of the network by name, with the given shared weights [N]."""
         out = self.architecture.split(weights) | dict(
             zip(self.names, self.task_params, strict=True)
         )
@@ -240,47 +276,58 @@ class TaskModule(nn.Module):
         return {n: getattr(self, f"constant_{i}") for i, n in enumerate(self.constant_names)}
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
-        """The parameters that training moves, by kind."""
+        """The parameters that training moves, by kind: "scores" have a rate of their own."""
         return {"free": [self.free], "scores": [self.scores], "task_params": list(self.task_params)}
 
     def eval_tensors(self) -> dict[str, Tensor]:
         """All tensors of the network as it would be used now."""
         return {n: t.detach() for n, t in self.tensors(self.final_weights()).items()}
 
-    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits of normalized inputs, in training mode."""
+    def forward(
+        self, inputs: Tensor, labels: Tensor | None = None, class_weights: Tensor | None = None
+    ) -> Tensor:
+        """The logits of normalized inputs [batch, ...] or, with labels [batch], the loss.
+
+        The training loop calls nothing else for its gradients, so that a wrapper around the module
+        sees every step. `class_weights` [classes] weigh the cross-entropy.
+        """
+        return self.logits(inputs) if labels is None else self.loss(inputs, labels, class_weights)
+
+    def logits(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The logits [batch, classes] of normalized inputs, in training mode.
+
+        `mask` is that of the current scores, where it is known already.
+        """
         return self.architecture(self.tensors(self.effective(mask)), inputs, "train")
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy, plus λ times how far compression moves the output of each layer."""
         mask = self.mask()
         if self.compression.layer_loss_weight == 0:
-            return functional.cross_entropy(self(inputs, mask), labels, class_weights)
+            return functional.cross_entropy(self.logits(inputs, mask), labels, class_weights)
         full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
         with layer_losses(self.architecture, self.architecture.split(full)) as losses:
-            loss = functional.cross_entropy(self(inputs, mask), labels, class_weights)
+            loss = functional.cross_entropy(self.logits(inputs, mask), labels, class_weights)
         return loss + self.compression.layer_loss_weight * sum(losses)
 
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:
-        """The flat weights of the task as they are measured: exact zeros outside the mask."""
+        """The weights [N] of the task as it is evaluated: exact zeros outside the mask."""
         kept = self.layout.expand(self.mask() if mask is None else mask)
         values = torch.where(self.owned_weights, self.bank_values, self.quantized())
         return torch.where(kept, values, 0.0)
 
 
-# --------------------------------------------------------------------------------------------------
-# The layer-wise loss: how far compression moves the output of each layer.
-
-
 @contextmanager
 def layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterator[list[Tensor]]:
-    """Collect, for each layer with shared weights, the MSE to its output with full weights.
+    """The layer-wise loss: how far compression moves the output of each layer.
 
-    The full side gets the compressed side's input and no gradient.
+    Inside, a forward pass of the network adds to the list, for each layer with shared weights, the
+    mean squared error to its output with `full` weights, by name. The full side gets the compressed
+    side's input and no gradient.
     """
     losses: list[Tensor] = []
-    inside = False
+    inside = False  # a layer that is called for its full output calls layers, which do not count
 
     def compare(module: nn.Module, names: list[str], prefix: str) -> Any:
         weights = {n[len(prefix) :]: full[n] for n in names}

@@ -19,10 +19,10 @@ from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split
 
 RESIDENT_BYTES = 4 << 30  # larger splits are streamed from where they are
-PREFETCH = 3
-# How many input values are measured together: activations of large images must fit in memory.
-MEASURED_VALUES = {"cpu": 1 << 22, "cuda": 1 << 25}
-LEAST_CHUNK = 16  # statistics of fewer samples are worth little
+PREFETCH = 3  # batches that are read ahead where data are streamed
+# How many input values are evaluated at once: activations of large images must fit in memory.
+EVAL_VALUES = {"cpu": 1 << 22, "cuda": 1 << 25}
+MIN_EVAL_BATCH = 16  # statistics of fewer samples are worth little
 
 
 class Chunks(Protocol):
@@ -34,7 +34,11 @@ class Chunks(Protocol):
 
 
 class DeviceLoader:
-    """A split of a task, served in normalized batches on one device."""
+    """A split of a task, served in normalized batches on one device.
+
+    The whole split is kept on the device if it has at most `resident_bytes`, else its batches are
+    read as they are needed.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class DeviceLoader:
             return
         self.memory_format = torch.channels_last
 
-    def filled(self, order: Tensor, batch_size: int) -> Tensor:
+    def full_batches(self, order: Tensor, batch_size: int) -> Tensor:
         """The order as full batches [steps, size], the last filled up from the order's beginning.
 
         Equal shapes keep compiled and captured steps valid, and no batch is ever too small for
@@ -94,25 +98,31 @@ class DeviceLoader:
     def batch(
         self, where: Tensor, augmentation: Augmentation | None = None
     ) -> tuple[Tensor, Tensor]:
-        """One batch of resident data, augmented by the global generator and normalized."""
+        """One batch of resident data, augmented by the global generator and normalized.
+
+        `where` [batch] are positions of samples. Gives inputs [batch, ...] and labels [batch].
+        """
         assert self.resident is not None
         return self._prepared(self.resident[where], augmentation), self.labels[where]
 
     def epoch(
         self, order: Tensor, batch_size: int, augmentation: Augmentation | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch in the given order."""
-        for raw, labels in self.raw(list(self.filled(order, batch_size))):
+        """The batches of one epoch in the given order, which holds positions of samples."""
+        for raw, labels in self.raw(list(self.full_batches(order, batch_size))):
             yield self._prepared(raw, augmentation), labels
 
     def _prepared(self, raw: Tensor, augmentation: Augmentation | None) -> Tensor:
         return self.normalized(raw if augmentation is None else augment(raw, augmentation, None))
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches in the data's own order, of nearly equal sizes; at most `limit` samples."""
+        """Batches for evaluation: in the data's own order, of nearly equal sizes, normalized.
+
+        At most `batch_size` samples each, fewer where inputs are large; at most `limit` in all.
+        """
         count = len(self) if limit is None else min(limit, len(self))
-        values = MEASURED_VALUES.get(self.device.type, 1 << 22)
-        batch_size = min(batch_size, max(LEAST_CHUNK, values // self.sample_values))
+        values = EVAL_VALUES.get(self.device.type, 1 << 22)
+        batch_size = min(batch_size, max(MIN_EVAL_BATCH, values // self.sample_values))
         positions = torch.arange(count, device=self.device)
         if limit is not None and count < len(self):
             # Spread over the whole set, so that sorted data are not cut to their first classes.
@@ -122,11 +132,11 @@ class DeviceLoader:
 
     def raw(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Raw inputs and labels at lists of positions; read ahead in a thread where streamed."""
-        if self.resident is not None:
-            for where in positions:
-                yield self.resident[where], self.labels[where]
+        if self.resident is None:
+            yield from self._streamed(positions)
             return
-        yield from self._streamed(positions)
+        for where in positions:
+            yield self.resident[where], self.labels[where]
 
     def _streamed(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         ready: queue.Queue[Tensor | BaseException | None] = queue.Queue(PREFETCH)

@@ -1,4 +1,4 @@
-"""Training steps and measurements recorded once as CUDA graphs and replayed, so that none waits.
+"""Training steps and evaluations captured once as CUDA graphs and replayed, so that none waits.
 
 Everything of a step is inside its graph: picking the batch, augmentation, forward, backward, the
 optimizer and the learning rate. Between replays the host only counts.
@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tinysubnets.nn.masked import TaskModule
+
 if TYPE_CHECKING:
     from tinysubnets.training.loop import Training
 
 
-WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before the recording
+WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before the capture
 
 
 @contextmanager
 def capturing(like: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.CUDAGraph]:
     """A graph of what is launched inside, while the garbage collector rests.
 
-    A dead graph that it happened to free meanwhile would spoil the recording. The graph shares the
+    A dead graph that it happened to free meanwhile would spoil the capture. The graph shares the
     memory of another one, where given: to get memory from the driver takes milliseconds.
     """
     graph, was_enabled = torch.cuda.CUDAGraph(), gc.isenabled()
@@ -41,8 +43,8 @@ def capturing(like: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.C
 class CapturedFunction:
     """A function as a graph: it reads tensors that stay where they are and waits for nothing.
 
-    It needs no gradients. Recordings that share memory may run in any order, one at a time. The
-    result is to be read before the next call: that of any of them may overwrite it.
+    It needs no gradients. Graphs that share memory (`like`) may run in any order, one at a time.
+    The result is to be read before the next call: that of any of them may overwrite it.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -50,7 +52,7 @@ class CapturedFunction:
     def __init__(
         self, function: Callable[[], Tensor], like: CapturedFunction | None = None
     ) -> None:
-        function()  # what is made once is made before the recording
+        function()  # what is made once is made before the capture
         with capturing(None if like is None else like.graph) as self.graph:
             self.result = function()
 
@@ -61,60 +63,73 @@ class CapturedFunction:
 
 
 class CapturedStep:
-    """One step of a training as a graph over fixed buffers: order, rates and a counter."""
+    """One step of a training as a graph over fixed buffers.
+
+    A graph repeats the same launches on the same addresses, so what differs between steps is on the
+    device: the step's number, and what is looked up by it.
+    """
 
     def __init__(self, training: Training, batch_size: int) -> None:
         self.training = training
         steps, device = training.num_steps, training.device
-        self.order = torch.zeros(steps, batch_size, dtype=torch.int64, device=device)
-        self.rates = torch.zeros(steps, device=device)
-        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self.total = torch.zeros((), device=device)
-        self.rate = [torch.zeros((), device=device) for _ in training.optimizer.param_groups]
-        for group, rate in zip(training.optimizer.param_groups, self.rate, strict=True):
-            group["lr"] = rate
-        self._refresh: torch.cuda.CUDAGraph | None = None
+        self.batches = torch.zeros(steps, batch_size, dtype=torch.int64, device=device)
+        self.lrs = torch.zeros(steps, device=device)
+        self.step_number = torch.zeros(1, dtype=torch.int64, device=device)
+        self.total_loss = torch.zeros((), device=device)
+        # The rates of the optimizer's groups become tensors that every step writes anew.
+        self.group_lrs = [torch.zeros((), device=device) for _ in training.optimizer.param_groups]
+        for group, lr in zip(training.optimizer.param_groups, self.group_lrs, strict=True):
+            group["lr"] = lr
+        self._codebook_graph: torch.cuda.CUDAGraph | None = None
         training.use_fused_update_()
-        self._record()
+        self._capture()
 
-    def run(self, order: Tensor, rates: list[float], refresh_at: set[int]) -> Tensor:
-        """One epoch: the sum of the losses of all its steps."""
-        self.order.copy_(order.view_as(self.order))
-        self.rates.copy_(torch.tensor(rates))
-        self.counter.zero_()
-        self.total.zero_()
-        for step in range(len(rates)):
-            if step in refresh_at:
+    def run(self, batches: Tensor, lrs: list[float], codebook_steps: set[int]) -> Tensor:
+        """One epoch: the sum of the losses of all its steps.
+
+        `batches` [steps, batch size] are positions of samples, `lrs` the learning rate of each
+        step, `codebook_steps` the steps before which codebooks are updated.
+        """
+        self.batches.copy_(batches.view_as(self.batches))
+        self.lrs.copy_(torch.tensor(lrs))
+        self.step_number.zero_()
+        self.total_loss.zero_()
+        for step in range(len(lrs)):
+            if step in codebook_steps:
                 self.update_codebooks_()
             self.graph.replay()
-        return self.total
+        return self.total_loss
 
     def update_codebooks_(self) -> None:
-        """Fit the codebooks anew: first by search, then warm, and from then on by a graph."""
-        module = self.training.module
-        if not module.has_codebooks:
+        """Fit the codebooks anew: first from nothing, then from the last ones, later by a graph.
+
+        The first update has other launches than all later ones; so the second is the first that can
+        be captured.
+        """
+        module = self.training.unwrapped
+        if not isinstance(module, TaskModule) or not module.has_codebooks:
             return
-        if self._refresh is not None:
-            self._refresh.replay()
+        if self._codebook_graph is not None:
+            self._codebook_graph.replay()
             return
-        was_fresh = module.is_fresh
+        was_fitted = module.codebooks_fitted
         module.update_codebooks_()
-        if not was_fresh:
-            with capturing() as self._refresh:
+        if was_fitted and module.can_capture_codebooks:
+            with capturing() as self._codebook_graph:
                 module.update_codebooks_()
 
     def _step(self) -> None:
-        rate = self.rates[self.counter]
-        for group, own in zip(self.training.optimizer.param_groups, self.rate, strict=True):
-            own.copy_((rate * group["factor"])[0])
-        where = self.order[self.counter][0]
-        self.total += self.training.step(
+        lr = self.lrs[self.step_number]
+        for group, own in zip(self.training.optimizer.param_groups, self.group_lrs, strict=True):
+            own.copy_((lr * group["factor"])[0])
+        where = self.batches[self.step_number][0]
+        self.total_loss += self.training.step(
             *self.training.train.batch(where, self.training.augmentation)
         )
-        self.counter += 1
+        self.step_number += 1
 
-    def _record(self) -> None:
-        """Warm up on a side stream, put everything back as it was, and record.
+    def _capture(self) -> None:
+        """Warm up on a side stream, put everything back as it was, and capture.
 
         What was waits on the host: a second copy on the device would be the peak of its memory.
         Moments that are still zero are not even copied.
@@ -124,18 +139,18 @@ class CapturedStep:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_STEPS):
-                self.counter.zero_()
+                self.step_number.zero_()
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
-        self.counter.zero_()
+        self.step_number.zero_()
         with capturing() as self.graph:
             self._step()
         with torch.no_grad():
-            for tensor in self._state():  # recording runs nothing, but the warm-up did
+            for tensor in self._state():  # capturing runs nothing, but the warm-up did
                 tensor.copy_(before[id(tensor)]) if id(tensor) in before else tensor.zero_()
 
     def _state(self) -> list[Tensor]:
         """Everything a step changes: the module's tensors and the optimizer's."""
-        module = list(self.training.module.state_dict(keep_vars=True).values())
+        module = list(self.training.unwrapped.state_dict(keep_vars=True).values())
         moments = [v for s in self.training.optimizer.state.values() for v in s.values()]
         return [*module, *(v for v in moments if isinstance(v, Tensor))]

@@ -1,4 +1,4 @@
-"""Validation: the accuracy of a candidate network, with statistics of that very network."""
+"""Evaluation: accuracy and loss of a network with given tensors, BatchNorm statistics its own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.loader import Chunks, DeviceLoader
 from tinysubnets.training.precision import arithmetic
 
-BATCHNORM_SAMPLES = 2000
-CHUNK = 2000
+BATCHNORM_SAMPLES = 2000  # training samples that statistics are estimated on after an epoch
+EVAL_BATCH = 2000  # samples per forward pass; fewer where inputs are large
 
 
 @dataclass(frozen=True)
@@ -26,73 +26,80 @@ class EvalResult:
 
     @classmethod
     def of(cls, counts: Tensor, num_samples: int) -> EvalResult:
-        """The score from what `count` gives."""
+        """The result from what `count_correct` gives; the host waits for it here."""
         correct, loss = counts.tolist()
         return cls(correct / num_samples, loss / num_samples)
 
 
-@torch.no_grad()
-def count(
+def evaluate(
     architecture: Architecture,
     tensors: Mapping[str, Tensor],
-    batches: DeviceLoader,
-    *,
-    chunk: int = CHUNK,
-    answer: Callable[[Tensor, Tensor], Tensor] | None = None,
-    precision: str = "float32",
-) -> Tensor:
-    """How many answers are right, and the sum of losses, of the network in evaluation mode.
-
-    `answer` may change logits, given the labels, before they count.
-    """
-    found = torch.zeros(2, dtype=torch.float64, device=batches.device)
-    for inputs, labels in batches.chunks(chunk):
-        with arithmetic(precision, deterministic=True):
-            logits = architecture(tensors, inputs).float()
-        if answer is not None:
-            logits = answer(logits, labels)
-        right = (logits.argmax(1) == labels).sum()
-        loss = functional.cross_entropy(logits, labels, reduction="sum")
-        found += torch.stack([right.double(), loss.double()])
-    return found
-
-
-def score(
-    architecture: Architecture,
-    tensors: Mapping[str, Tensor],
-    batches: DeviceLoader,
-    chunk: int = CHUNK,
+    loader: DeviceLoader,
+    batch_size: int = EVAL_BATCH,
 ) -> EvalResult:
     """Accuracy and loss of the network with these tensors, in evaluation mode."""
-    return EvalResult.of(count(architecture, tensors, batches, chunk=chunk), len(batches))
+    counts = count_correct(architecture, tensors, loader, batch_size=batch_size)
+    return EvalResult.of(counts, len(loader))
+
+
+@torch.no_grad()
+def count_correct(
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    loader: DeviceLoader,
+    *,
+    batch_size: int = EVAL_BATCH,
+    adjust_logits: Callable[[Tensor, Tensor], Tensor] | None = None,
+    precision: str = "float32",
+) -> Tensor:
+    """The number of correct answers and the sum of losses, float64 [2], in evaluation mode.
+
+    As a tensor on the device, which nobody waits for, so that a CUDA graph can hold it.
+    `adjust_logits(logits, labels)` changes logits before they count; `precision` is that of
+    `arithmetic`.
+    """
+    counts = torch.zeros(2, dtype=torch.float64, device=loader.device)
+    for inputs, labels in loader.chunks(batch_size):
+        with arithmetic(precision, deterministic=True):
+            logits = architecture(tensors, inputs).float()
+        if adjust_logits is not None:
+            logits = adjust_logits(logits, labels)
+        correct = (logits.argmax(1) == labels).sum()
+        loss = functional.cross_entropy(logits, labels, reduction="sum")
+        counts += torch.stack([correct.double(), loss.double()])
+    return counts
 
 
 @torch.no_grad()
 def recalibrate_batchnorm(
     architecture: Architecture,
     tensors: Mapping[str, Tensor],
-    batches: Chunks,
+    loader: Chunks,
     limit: int | None = BATCHNORM_SAMPLES,
-    chunk: int = CHUNK,
+    batch_size: int = EVAL_BATCH,
     precision: str = "float32",
 ) -> dict[str, Tensor]:
-    """The tensors with normalization statistics estimated anew on training data, dropout off.
+    """The tensors with BatchNorm statistics estimated anew on training data, dropout off.
 
-    Means and variances are pooled over chunks; `limit` bounds the samples, None takes all.
+    Running averages of training are those of weights that have changed since; these are of the
+    given ones, pooled over all batches. `limit` bounds the samples, None takes all.
     """
     if not architecture.has_running_stats:
         return dict(tensors)
-    found: list[tuple[int, dict[str, Tensor]]] = []
-    for inputs, _ in batches.chunks(chunk, limit):
+    found: list[tuple[int, dict[str, Tensor]]] = []  # samples and statistics of each batch
+    for inputs, _ in loader.chunks(batch_size, limit):
         own = {n: tensors[n].clone() for n in architecture.running_stats}
         with arithmetic(precision, deterministic=True):
-            architecture({**tensors, **own}, inputs, "calibrate")
+            architecture({**tensors, **own}, inputs, "calibrate")  # written into `own`
         found.append((len(inputs), own))
     return {**tensors, **(found[0][1] if len(found) == 1 else _pooled(found))}
 
 
 def _pooled(found: list[tuple[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Means and variances of all samples together, from those of several chunks."""
+    """Means and variances of all samples together, from those of several batches.
+
+    The variance of the whole is the mean of squares less the square of the mean.
+    """
     out, total = {}, sum(size for size, _ in found)
     for name in (n for n in found[0][1] if n.endswith("running_mean")):
         spread = name.replace("running_mean", "running_var")
@@ -104,30 +111,3 @@ def _pooled(found: list[tuple[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
         out[name] = mean.float()
         out[spread] = (square - mean.square()).clamp(min=0).float()
     return out
-
-
-class Validator:
-    """A task's validation set, and the training subset that statistics are estimated on."""
-
-    def __init__(
-        self, architecture: Architecture, train: DeviceLoader, valid: DeviceLoader
-    ) -> None:
-        self.architecture, self.train, self.valid = architecture, train, valid
-
-    def __call__(self, tensors: Mapping[str, Tensor], *, calibrate: bool = True) -> EvalResult:
-        """The validation score; statistics are estimated anew unless they are final already."""
-        if not calibrate:
-            return score(self.architecture, tensors, self.valid)
-        return EvalResult.of(self.count(tensors), len(self.valid))
-
-    def count(
-        self,
-        tensors: Mapping[str, Tensor],
-        samples: int = BATCHNORM_SAMPLES,
-        precision: str = "float32",
-    ) -> Tensor:
-        """Right answers and sum of losses, with statistics of so many training samples."""
-        own = recalibrate_batchnorm(
-            self.architecture, tensors, self.train, samples, precision=precision
-        )
-        return count(self.architecture, own, self.valid, precision=precision)

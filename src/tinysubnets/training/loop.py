@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinysubnets import seeds
 from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.nn.dense import DenseModule
+from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
-from tinysubnets.training.evaluate import EvalResult, Validator
-from tinysubnets.training.optim import fused_update, has_kernels, make_optimizer
+from tinysubnets.training.evaluate import (
+    BATCHNORM_SAMPLES,
+    EvalResult,
+    count_correct,
+    evaluate,
+    recalibrate_batchnorm,
+)
+from tinysubnets.training.optim import can_fuse, fused_update, make_optimizer
 from tinysubnets.training.precision import arithmetic, seeded
 from tinysubnets.training.settings import TrainingSettings
 
-PATIENCE = 6
+PATIENCE = 6  # epochs without a lower validation loss after which "plateau" halves the rate
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one epoch did."""
+    """What one epoch did: mean training loss, validation, the last learning rate, the time."""
 
     task: str
     epoch: int
@@ -44,27 +52,29 @@ class EpochReport:
 class Progress:
     """Where training stands between two epochs, in plain numbers."""
 
-    epoch: int = 0
+    epoch: int = 0  # epochs done
     best_epoch: int = 0
-    best_accuracy: float = -1.0
-    best_loss: float = math.inf
-    lowest_loss: float = math.inf
-    waited: int = 0
-    halvings: int = 0
+    best_accuracy: float = -1.0  # on validation data, as all below
+    best_loss: float = math.inf  # that of the best epoch
+    lowest_loss: float = math.inf  # of all epochs
+    waited: int = 0  # epochs since the lowest loss or the last halving
+    halvings: int = 0  # of the learning rate
     seconds: float = 0.0
 
 
 class Training:
     """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it.
 
-    A module can be trained that has an `architecture`, a `loss(inputs, labels, class_weights)`,
-    `groups()` of parameters, codebooks to `update_codebooks_()`, or none (`has_codebooks`), and
-    `eval_tensors()`: the tensors it would be used with as it stands.
+    Every gradient comes from a call of `module`. Before the first epoch it may be replaced by a
+    wrapper around it, say `training.module = DistributedDataParallel(training.module)` (on GPUs
+    with `engine="eager"`: a capture of its communication needs more warm-up than ours). State,
+    codebooks and validation are those of the `unwrapped` module. `seed` and `number`, that of the
+    task, decide the order of samples and what dropout and augmentation draw.
     """
 
     def __init__(
         self,
-        module: Any,
+        module: TaskModule | DenseModule,
         task: Task,
         settings: TrainingSettings,
         *,
@@ -72,11 +82,12 @@ class Training:
         number: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.module, self.task, self.settings = module.to(device), task, settings
+        self.unwrapped: TaskModule | DenseModule = module.to(device)
+        self.module: nn.Module = self.unwrapped
+        self.task, self.settings = task, settings
         self.device, self.path = torch.device(device), (seed, "training", number)
         self.train = DeviceLoader(task.train, task.normalization, device)
         self.valid = DeviceLoader(task.valid, task.normalization, device)
-        self.validator = Validator(module.architecture, self.train, self.valid)
         self.class_weights = (
             None
             if task.class_weights is None
@@ -85,27 +96,27 @@ class Training:
         self.optimizer = make_optimizer(module.groups(), settings, self.device)
         self.augmentation = settings.augmentation if settings.augmentation.active else None
         self.progress = Progress()
-        self.best: dict[str, Tensor] = {}
+        self.best: dict[str, Tensor] = {}  # the module's state after its best epoch
         self._loss = compiled_loss() if settings.engine == "compiled" else loss_of
         self._update: Callable[[], object] = self.optimizer.step
-        self._captured: CapturedStep | None = None
-        self._measure: Callable[[], Tensor] | None = None
+        self._captured_step: CapturedStep | None = None
+        self._validation: Callable[[], Tensor] | None = None
         self._captured_function: CapturedFunction | None = None
         if self.device.type == "cuda":
             tensors, architecture = module.eval_tensors(), module.architecture
-            for batches in (self.train, self.valid):
-                batches.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
+            for loader in (self.train, self.valid):
+                loader.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
 
     @property
     def finished(self) -> bool:
         """Whether the last epoch is done, or the plateau rule has ended training."""
-        stopped = self.settings.schedule == "plateau" and self._rate(0) < self.settings.min_lr
+        stopped = self.settings.schedule == "plateau" and self._lr(0) < self.settings.min_lr
         return self.progress.epoch >= self.settings.epochs or stopped
 
     def epoch(self) -> EpochReport:
         """Train one epoch, validate, and keep the state if it is the best so far."""
         begin = time.perf_counter()
-        rates, due = self.plan()
+        lrs, codebook_steps = self.epoch_schedule()
         path = (*self.path, self.progress.epoch)
         # Dropout and augmentation draw from the global generators: a graph knows no others.
         with (
@@ -113,47 +124,48 @@ class Training:
             arithmetic(self.settings.precision, self.settings.deterministic),
         ):
             try:
-                loss = float(self._run(self.order(), rates, due)) / self.num_steps
+                loss = float(self._train_epoch(lrs, codebook_steps)) / self.num_steps
             except SettingError:  # no mask can be drawn from scores that are not numbers
                 loss = math.nan
         if not math.isfinite(loss):
             raise TaskError(
                 f"training on {self.task.name!r} diverged in epoch {self.progress.epoch + 1}: the "
-                f"loss is {loss}. Lower training.lr (now {rates[0]:g}) or score_lr."
+                f"loss is {loss}. Lower training.lr (now {lrs[0]:g}) or score_lr."
             )
-        return self.conclude(loss, rates[-1], begin)
+        return self._conclude_epoch(loss, lrs[-1], begin)
 
-    def plan(self) -> tuple[list[float], set[int]]:
-        """The rate of each step of the next epoch, and the steps that refresh codebooks."""
+    def epoch_schedule(self) -> tuple[list[float], set[int]]:
+        """The next epoch: the learning rate of each step, and the steps that update codebooks."""
         steps, done = self.num_steps, self.progress.epoch
         last = max(1, self.settings.epochs * steps - 1)
-        rates = [self._rate((done * steps + step) / last) for step in range(steps)]
+        lrs = [self._lr((done * steps + step) / last) for step in range(steps)]
         count = self.settings.codebook_updates_per_epoch
-        return rates, {round(i * steps / count) for i in range(count)}
+        return lrs, {round(i * steps / count) for i in range(count)}
 
     def order(self) -> Tensor:
         """The order of the next epoch's samples, from seed, task and epoch."""
         return self.train.order(*self.path, self.progress.epoch, "order")
 
-    def _run(self, order: Tensor, rates: list[float], due: set[int]) -> Tensor:
-        """The steps of one epoch, replayed where they can be; gives the sum of their losses."""
+    def _train_epoch(self, lrs: list[float], codebook_steps: set[int]) -> Tensor:
+        """All steps of an epoch, by a CUDA graph where they can be; gives the sum of losses."""
+        order = self.order()
         if self.can_capture:
-            filled = self.train.filled(order, self.settings.batch_size)
-            self._captured = self._captured or CapturedStep(self, filled.shape[1])
-            return self._captured.run(filled, rates, due)
+            batches = self.train.full_batches(order, self.settings.batch_size)
+            self._captured_step = self._captured_step or CapturedStep(self, batches.shape[1])
+            return self._captured_step.run(batches, lrs, codebook_steps)
         total = torch.zeros((), device=self.device)
-        batches = self.train.epoch(order, self.settings.batch_size, self.augmentation)
-        for step, (inputs, labels) in enumerate(batches):
-            if step in due:
-                self.module.update_codebooks_()
+        epoch = self.train.epoch(order, self.settings.batch_size, self.augmentation)
+        for step, (inputs, labels) in enumerate(epoch):
+            if step in codebook_steps:
+                self.update_codebooks_()
             for group in self.optimizer.param_groups:
-                group["lr"] = rates[step] * group["factor"]
+                group["lr"] = lrs[step] * group["factor"]
             total += self.step(inputs, labels)
         return total
 
     @property
     def can_capture(self) -> bool:
-        """Whether steps and measurements can be recorded as graphs."""
+        """Whether steps and evaluations can be captured as CUDA graphs."""
         resident = self.train.resident is not None and self.valid.resident is not None
         return self.device.type == "cuda" and self.settings.engine != "eager" and resident
 
@@ -162,50 +174,83 @@ class Training:
         """Optimizer steps per epoch."""
         return -(-len(self.train) // min(self.settings.batch_size, len(self.train)))
 
+    def update_codebooks_(self) -> None:
+        """Fit the training codebooks anew, by a CUDA graph where one was captured."""
+        if self._captured_step is not None:
+            self._captured_step.update_codebooks_()
+        else:
+            self.unwrapped.update_codebooks_()
+
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimizer step; gives the loss without waiting for it."""
+        loss = self.backward_(inputs, labels)
+        self._update()
+        return loss
+
+    def backward_(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Put the gradients of a batch's loss in the place of the last ones; gives the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         bfloat16 = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
             loss = self._loss(self.module, inputs, labels, self.class_weights)
         loss.backward()
-        self._update()
         return loss.detach()
 
     def use_fused_update_(self) -> None:
-        """Update large vectors by a kernel of our own from now on, where it can be had."""
-        if has_kernels():
+        """Update long vectors by a kernel of our own from now on, where there is one."""
+        if can_fuse(self.optimizer):
             self._update = fused_update(self.optimizer)
 
-    def measure(self) -> Tensor:
-        """Right answers and sum of losses on validation data, with statistics of its own."""
-        return self.validator.count(self.module.eval_tensors())
-
     def validate(self) -> EvalResult:
-        """The validation score of the network as it stands."""
-        if self._measure is None:
-            self._measure = self.captured(self.measure)
-        return EvalResult.of(self._measure(), len(self.valid))
+        """Accuracy and loss on validation data of the network as it stands."""
+        if self._validation is None:
+            self._validation = self.captured(self.validation_counts)
+        return EvalResult.of(self._validation(), len(self.valid))
 
-    def captured(self, measure: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """A measurement as a graph, where it can be recorded; the next one shares its memory."""
+    def validation_counts(self) -> Tensor:
+        """What `validate` counts: [correct answers, sum of losses], float64 [2]."""
+        return self.count_correct(self.unwrapped.eval_tensors())
+
+    def evaluate(self, tensors: Mapping[str, Tensor], *, recalibrate: bool = True) -> EvalResult:
+        """Accuracy and loss on validation data of the network with these tensors.
+
+        BatchNorm statistics are estimated anew, unless they are final already.
+        """
+        if not recalibrate:
+            return evaluate(self.unwrapped.architecture, tensors, self.valid)
+        return EvalResult.of(self.count_correct(tensors), len(self.valid))
+
+    def count_correct(
+        self,
+        tensors: Mapping[str, Tensor],
+        samples: int = BATCHNORM_SAMPLES,
+        precision: str = "float32",
+    ) -> Tensor:
+        """What `evaluate` counts, [2]; BatchNorm statistics are those of so many `samples`."""
+        architecture = self.unwrapped.architecture
+        own = recalibrate_batchnorm(architecture, tensors, self.train, samples, precision=precision)
+        return count_correct(architecture, own, self.valid, precision=precision)
+
+    def captured(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A function as a CUDA graph, where it can be; the next one shares its memory."""
         if not self.can_capture:
-            return measure
-        self._captured_function = CapturedFunction(measure, self._captured_function)
+            return function
+        self._captured_function = CapturedFunction(function, self._captured_function)
         return self._captured_function
 
     def restore_best_(self) -> None:
         """Go back to the best epoch by validation; masks follow from the restored scores.
 
-        Recorded steps and their memory are let go: training is over.
+        Captured steps and their memory are let go: training is over.
         """
-        self._captured = self._measure = None
+        self._captured_step = self._validation = None
         if self.best:
-            self.module.load_state_dict(self.best)
+            self.unwrapped.load_state_dict(self.best)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything needed to go on from here: tensors by name, and plain numbers."""
-        tensors = {f"module.{n}": t.detach().clone() for n, t in self.module.state_dict().items()}
+        own = self.unwrapped.state_dict()
+        tensors = {f"module.{n}": t.detach().clone() for n, t in own.items()}
         tensors |= {f"best.{n}": t.clone() for n, t in self.best.items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {
@@ -221,7 +266,7 @@ class Training:
             p: {n[len(p) + 1 :]: t for n, t in tensors.items() if n.startswith(f"{p}.")}
             for p in ("module", "best", "optimizer")
         }
-        self.module.load_state_dict(pick["module"])
+        self.unwrapped.load_state_dict(pick["module"])
         self.best = {n: t.to(self.device) for n, t in pick["best"].items()}
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in pick["optimizer"].items():
@@ -231,14 +276,14 @@ class Training:
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.progress = Progress(**numbers)
 
-    def conclude(self, loss: float, rate: float, begin: float) -> EpochReport:
+    def _conclude_epoch(self, loss: float, lr: float, begin: float) -> EpochReport:
         """Validate after an epoch and update what is best, the plateau and the clock."""
         progress, result = self.progress, self.validate()
         progress.epoch += 1
         rank = (result.accuracy, -result.loss if math.isfinite(result.loss) else -math.inf)
         is_best = not self.best or rank > (progress.best_accuracy, -progress.best_loss)
         if is_best:
-            self.best = {n: t.detach().clone() for n, t in self.module.state_dict().items()}
+            self.best = {n: t.detach().clone() for n, t in self.unwrapped.state_dict().items()}
             progress.best_epoch, progress.best_accuracy = progress.epoch, result.accuracy
             progress.best_loss = result.loss
         self._watch_plateau(result.loss)
@@ -251,7 +296,7 @@ class Training:
             loss,
             result.loss,
             result.accuracy,
-            rate,
+            lr,
             seconds,
             is_best,
         )
@@ -265,17 +310,17 @@ class Training:
         if progress.waited >= PATIENCE:
             progress.halvings, progress.waited = progress.halvings + 1, 0
 
-    def _rate(self, share: float) -> float:
-        """The learning rate after a share of all steps."""
+    def _lr(self, share: float) -> float:
+        """The learning rate after a share (0 to 1) of all steps."""
         high, low = self.settings.lr, self.settings.min_lr
         if self.settings.schedule == "cosine":
             return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
         return high * 0.5**self.progress.halvings if self.settings.schedule == "plateau" else high
 
 
-def loss_of(module: Any, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-    """The module's loss on a batch."""
-    return module.loss(inputs, labels, weights)
+def loss_of(module: nn.Module, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The loss of a module, or of a wrapper around it, on a batch."""
+    return module(inputs, labels, weights)
 
 
 @cache

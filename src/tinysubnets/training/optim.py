@@ -1,110 +1,159 @@
-"""Optimizers, and faster forms of their updates for steps that wait on launches.
+"""Optimizers by name, and a fused update of long vectors on a GPU.
 
-The state is that of the torch optimizer itself, under the same names, so that an update by either
-is an update of both.
+A new optimizer is one entry of `OPTIMIZERS` and its name in `TrainingSettings.optimizer`; with a
+kernel in `kernels/optim.py` its long vectors are updated faster. The state is that of the torch
+optimizer itself, under the same names, so that an update by either is an update of both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-EPSILON = 1e-8  # Adam's own
+from tinysubnets.errors import SettingError, unknown
+from tinysubnets.training.settings import TrainingSettings
+
+ADAM_EPS = 1e-8  # torch's own default, for all but mask scores
+LONG = 1 << 14  # values: shorter parameters are left to torch, which updates many in one launch
 
 
-class Rates(Protocol):
-    """What an optimizer needs of the training settings."""
+@dataclass(frozen=True)
+class OptimizerKind:
+    """One optimizer: its torch class, the arguments it is made with, and its kernel.
 
-    @property
-    def optimizer(self) -> str: ...
-    @property
-    def lr(self) -> float: ...
-    @property
-    def score_lr(self) -> float | None: ...
-    @property
-    def score_eps(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
+    `arguments` makes them from the settings and the device. `kernel` names a function of
+    `tinysubnets.kernels` that updates one parameter in place, given its state and its group, None
+    where there is none; `initial_state` is the state that this kernel begins with, as torch's first
+    step would make it, and `unsupported` the options of a group that the kernel does not know.
+    """
+
+    torch_class: type[torch.optim.Optimizer]
+    arguments: Callable[[TrainingSettings, torch.device], dict[str, Any]]
+    kernel: str | None = None
+    initial_state: Callable[[Tensor], dict[str, Tensor]] | None = None
+    unsupported: tuple[str, ...] = ()
+
+
+def _adam_arguments(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
+    return {"lr": settings.lr, "fused": True, "capturable": device.type == "cuda"}
+
+
+def _adam_state(parameter: Tensor) -> dict[str, Tensor]:
+    return {
+        "step": torch.zeros((), device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
+
+
+def _sgd_arguments(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
+    return {"lr": settings.lr, "momentum": settings.momentum, "fused": True}
+
+
+def _sgd_state(parameter: Tensor) -> dict[str, Tensor]:
+    return {"momentum_buffer": torch.zeros_like(parameter)}
+
+
+_ADAM: dict[str, Any] = {
+    "arguments": _adam_arguments,
+    "kernel": "adam_",  # the group says whether weight decay is decoupled
+    "initial_state": _adam_state,
+    "unsupported": ("amsgrad", "maximize"),
+}
+OPTIMIZERS: dict[str, OptimizerKind] = {
+    "adam": OptimizerKind(torch.optim.Adam, **_ADAM),
+    "adamw": OptimizerKind(torch.optim.AdamW, **_ADAM),
+    "sgd": OptimizerKind(
+        torch.optim.SGD,
+        arguments=_sgd_arguments,
+        kernel="sgd_",
+        initial_state=_sgd_state,
+        unsupported=("nesterov", "dampening", "maximize"),
+    ),
+}
 
 
 def make_optimizer(
-    groups: dict[str, list[nn.Parameter]], settings: Rates, device: torch.device
+    groups: dict[str, list[nn.Parameter]], settings: TrainingSettings, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer; mask scores have a rate of their own and are never decayed."""
+    """The optimizer of a module's parameters, by kind; see `TaskModule.groups`.
+
+    Mask scores have a rate of their own and are never decayed. Every group has a `factor`, by which
+    the learning rate of a step is multiplied.
+    """
+    if settings.optimizer not in OPTIMIZERS:
+        raise SettingError(unknown("optimizer", settings.optimizer, OPTIMIZERS))
     factor = 1.0 if settings.score_lr is None else settings.score_lr / settings.lr
     table: dict[tuple[float, ...], dict[str, Any]] = {}
     for name, parameters in groups.items():
-        options = {"factor": 1.0, "weight_decay": settings.weight_decay, "eps": EPSILON}
+        options = {"factor": 1.0, "weight_decay": settings.weight_decay, "eps": ADAM_EPS}
         if name == "scores":
             options = {"factor": factor, "weight_decay": 0.0, "eps": settings.score_eps}
         # Groups with the same options are updated together: every group costs launches.
         row = table.setdefault(tuple(options.values()), options | {"params": []})
         row["params"].extend(parameters)
     rows = [r for r in table.values() if r["params"]]
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(rows, settings.lr, settings.momentum, fused=True)
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(rows, settings.lr, fused=True, capturable=device.type == "cuda")
+    kind = OPTIMIZERS[settings.optimizer]
+    make: Any = kind.torch_class
+    return make(rows, **kind.arguments(settings, device))
 
 
-LARGE = 1 << 14
-
-
-def has_kernels() -> bool:
-    """Whether Triton is installed."""
-    return find_spec("triton") is not None
+def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `fused_update` knows the optimizer and Triton is installed for its kernel."""
+    kind = _kind_of(optimizer)
+    return kind is not None and kind.kernel is not None and find_spec("triton") is not None
 
 
 def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """`optimizer.step()` with a kernel of our own for large vectors.
+    """`optimizer.step()` with a kernel of our own for long vectors.
 
     Torch's fused optimizers give each 65,536 values to one block of threads, so that a vector of
     a hundred thousand keeps two of a GPU's many processors busy.
     """
+    kind = _kind_of(optimizer)
+    if kind is None or kind.kernel is None or kind.initial_state is None:
+        known = ", ".join(k.torch_class.__name__ for k in OPTIMIZERS.values() if k.kernel)
+        raise SettingError(
+            f"there is no fused update for {type(optimizer).__name__}; there is one for {known}. "
+            "Call optimizer.step() instead."
+        )
+    for name in kind.unsupported:
+        if any(group.get(name) for group in optimizer.param_groups):
+            raise SettingError(
+                f"the fused update of {type(optimizer).__name__} does not know {name}; leave it "
+                "off, or call optimizer.step() instead."
+            )
     from tinysubnets import kernels
 
-    rows = [(p, g) for g in optimizer.param_groups for p in g["params"]]
-    large = [(p, g) for p, g in rows if p.numel() >= LARGE]
-    for parameter, _ in large:
-        _prepare_(optimizer, parameter)
+    kernel = getattr(kernels, kind.kernel)
+    long = [(p, g) for g in optimizer.param_groups for p in g["params"] if p.numel() >= LONG]
+    for parameter, _ in long:
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = kind.initial_state(parameter)
     groups = [
-        g | {"params": [p for p in g["params"] if p.numel() < LARGE]}
-        for g in optimizer.param_groups
+        g | {"params": [p for p in g["params"] if p.numel() < LONG]} for g in optimizer.param_groups
     ]
-    small = [g for g in groups if g["params"]]
+    short = [g for g in groups if g["params"]]
     make: Any = type(optimizer)
-    rest = make(small) if small else None
+    rest = make(short) if short else None
     if rest is not None:
         rest.state = optimizer.state  # one state for both, whichever updates it
 
     def update() -> None:
         if rest is not None:
             rest.step()
-        for parameter, group in large:
-            state = optimizer.state[parameter]
-            if isinstance(optimizer, torch.optim.SGD):
-                kernels.sgd_(parameter, state, group)
-            else:
-                kernels.adam_(parameter, state, group, isinstance(optimizer, torch.optim.AdamW))
+        for parameter, group in long:
+            kernel(parameter, optimizer.state[parameter], group)
 
     return update
 
 
-def _prepare_(optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
-    """Give a parameter its first state, as the optimizer would on its first step."""
-    if optimizer.state[parameter]:
-        return
-    if isinstance(optimizer, torch.optim.SGD):
-        optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-        return
-    optimizer.state[parameter] = {
-        "step": torch.zeros((), device=parameter.device),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
+def _kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind | None:
+    """The entry of exactly this class: a subclass, as AdamW is of Adam, may update otherwise."""
+    kinds = [k for k in OPTIMIZERS.values() if k.torch_class is type(optimizer)]
+    return kinds[0] if kinds else None

@@ -1,4 +1,4 @@
-"""Devices by name; random numbers and arithmetic of a block of code, outside it as they were."""
+"""Devices by name; precision and random numbers of a block of code, outside it as they were."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from tinysubnets.errors import SettingError
 
 @contextmanager
 def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
-    """Matrix products in the precision asked for inside, and as they were outside."""
+    """Matrix products and convolutions on a GPU in this precision inside, as they were outside.
+
+    "float32" is full float32; "tf32" rounds the factors to 10 bits of mantissa, on tensor cores,
+    and so does "bfloat16" with what autocast leaves in float32. `deterministic` lets cuDNN choose
+    only algorithms that give the same bits every time, and by a rule: tried for speed, another one
+    might win in every run.
+
+    The flags belong to the process, not to a thread: whatever other threads compute meanwhile is
+    computed so too, and two such blocks at the same time in different threads may leave each
+    other's flags behind. A captured CUDA graph keeps the kernels that were chosen at its capture.
+    """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
     matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
@@ -25,7 +35,11 @@ def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
 
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """The global generators seeded inside, and as they were outside: dropout draws from them."""
+    """The global generators of torch seeded inside, and as they were outside.
+
+    Dropout and augmentation draw from them, on the CPU and on the device. Python's and numpy's are
+    not touched.
+    """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

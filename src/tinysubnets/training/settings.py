@@ -14,11 +14,23 @@ from tinysubnets.tasks.augment import Augmentation
 class TrainingSettings:
     """How every task is trained.
 
-    The learning rate falls from `lr` to `min_lr`: by a cosine, or halved after six epochs without a
-    better validation loss ("plateau", ends below `min_lr`). `score_lr` is the rate of mask scores,
-    by default the same. A large `score_eps` makes Adam move scores by their gradients: those that
-    hardly matter stay, and masks cost fewer bytes. `codebook_updates_per_epoch` counts codebook
-    fits per epoch.
+    - `epochs`: at most so many per task; the best one by validation is taken.
+    - `batch_size`: samples per step; the last batch of an epoch is filled up from its beginning.
+    - `optimizer`: one of `optim.OPTIMIZERS`; `momentum` is that of "sgd".
+    - `lr`, `min_lr`, `schedule`: the learning rate falls from `lr` to `min_lr` by a "cosine", is
+      halved after six epochs without a better validation loss ("plateau", which ends training below
+      `min_lr`), or stays "constant".
+    - `score_lr`: the rate of mask scores, by default the same.
+    - `score_eps`: a large one makes Adam move scores by their gradients: those that hardly matter
+      stay, and masks cost fewer bytes.
+    - `weight_decay`: of all but mask scores.
+    - `codebook_updates_per_epoch`: how often training codebooks are fitted anew.
+    - `augmentation`: what is changed in training images at random.
+    - `engine`: "eager" runs step by step, "graph" captures steps as CUDA graphs where there is a
+      GPU, "auto" does too, "compiled" compiles them by `torch.compile` besides.
+    - `precision`: of training on a GPU, see `precision.arithmetic`; "bfloat16" is by autocast.
+      Evaluation is in float32.
+    - `deterministic`: only algorithms of cuDNN that give the same bits every time, at some cost.
     """
 
     epochs: int = 40
