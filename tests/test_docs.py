@@ -44,7 +44,7 @@ def test_commands_exist_with_their_options(path: Path) -> None:
     for line in lines:
         words = shlex.split(line)
         if words[:1] == ["tsn"] and words[1:2] != ["--help"] and "--help" not in words:
-            cli._parser().parse_args(words[1:])
+            cli.parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)

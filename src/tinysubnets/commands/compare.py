@@ -51,7 +51,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     if options.seeds < 1:
         raise SettingError(f"--seeds {options.seeds}: at least one seed is needed.")
-    methods = _methods(options)
+    methods = chosen_methods(options)
     if options.jobs is not None and options.jobs < 1:
         raise SettingError(f"--jobs {options.jobs}: at least one run must go on at a time.")
     check_tensorboard(options)
@@ -70,7 +70,7 @@ def _compare(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _methods(options: argparse.Namespace) -> list[str]:
+def chosen_methods(options: argparse.Namespace) -> list[str]:
     """The methods asked for, each once; with their scenario type where it is not the recipe's.
 
     `all` stands for every method. Mistakes are found before anything runs.
@@ -125,7 +125,7 @@ def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
         for told in methods:
             folder = Path(options.out) / told.replace(":", "-") / f"seed-{seed}"
             compare.check_settings(folder, recipes[told])
-            arguments = _run_arguments(options, told, seed, folder, at_a_time)
+            arguments = run_arguments(options, told, seed, folder, at_a_time)
             jobs.append(compare.Job(told, seed, folder, arguments))
     return compare.Comparison(jobs, at_a_time)
 
@@ -136,7 +136,7 @@ def _scenario_type(told: str) -> list[str]:
     return [f"{method}.scenario_type={scenario_type}"] if scenario_type else []
 
 
-def _run_arguments(
+def run_arguments(
     options: argparse.Namespace, told: str, seed: int, folder: Path, jobs: int
 ) -> tuple[str, ...]:
     """The arguments of `tsn run` for one run of a comparison."""

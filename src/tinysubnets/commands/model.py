@@ -277,7 +277,7 @@ def _export(options: argparse.Namespace) -> int:
         done = export.to_torch(store, options.task, options.out)
         print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")
         return 0
-    data = None if options.data is None else _labelled(store, options)
+    data = None if options.data is None else _labeled(store, options)
     done = export.to_onnx(
         store,
         options.task,
@@ -298,14 +298,14 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _labelled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Raw inputs and labels, mixed so that the first ones are of all classes."""
     import numpy as np
 
-    from tinysubnets.datasets.user_files import check_raw, read_labelled
+    from tinysubnets.datasets.user_files import check_raw, read_labeled
 
     subnet = store.subnet(options.task)
-    inputs, labels = read_labelled(options.data, subnet.sample, options.task)
+    inputs, labels = read_labeled(options.data, subnet.sample, options.task)
     check_raw(options.data, inputs, subnet)
     if isinstance(subnet.classes[0], int):
         own = {str(c): c for c in subnet.classes}

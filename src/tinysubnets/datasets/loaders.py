@@ -163,7 +163,7 @@ def _load_parquet(
 def _named(
     entry: catalog.DataSet, labels: np.ndarray, named: tuple[str, ...], files: tuple[Path, ...]
 ) -> tuple[str, ...]:
-    """Class names: the files', else the catalogue's, else numbers; checks that labels fit them."""
+    """Class names: the files', else the catalog's, else numbers; checks that labels fit them."""
     largest = int(labels.max()) if labels.size else -1
     count = entry.num_classes or len(named) or largest + 1
     if largest >= count:

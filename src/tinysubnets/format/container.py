@@ -127,13 +127,17 @@ class ModelFile:
         """How many tasks the file holds."""
         return len(self.config["tasks"])
 
+    def place(self, kind: str, task: int = 0) -> tuple[int, int]:
+        """Where a section begins in the file, and its length, in bytes."""
+        return self._table[kind, task][:2]
+
     def size(self, kind: str, task: int = 0) -> int:
-        """The length of a section."""
-        return self._table[kind, task][1]
+        """The length of a section in bytes."""
+        return self.place(kind, task)[1]
 
     def peek(self, kind: str, task: int, count: int) -> bytes:
         """The first bytes of a section, unchecked; for planning only."""
-        start, size, _ = self._table[kind, task]
+        start, size = self.place(kind, task)
         self._file.seek(start)
         return self._file.read(min(count, size))
 
@@ -168,7 +172,7 @@ class ModelFile:
         reader.done()
         if any(cursor[kind] != end for kind, (_, end) in ends.items()):
             raise DamageError("the index does not cover all sections.")
-        self.file_bytes, self.index_bytes = base, sizes["index"]
+        self.file_bytes = base
 
 
 def model_path(where: str | os.PathLike[str]) -> Path:

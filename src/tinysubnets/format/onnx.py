@@ -63,7 +63,7 @@ def to_onnx(
     onnx = _needed("onnx")
     _needed("onnxscript")
     target = _target(path)
-    # Optimising folds norms into weights: good for int8, but it would destroy the codes.
+    # Optimizing folds norms into weights: good for int8, but it would destroy the codes.
     plain = _plain_onnx(store, task, _example(store, task, example), optimize=int8 is not None)
     plain.metadata_props.add(key="task", value=task)
     classes = json.dumps(list(store.subnet(task).classes))
