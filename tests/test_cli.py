@@ -280,9 +280,10 @@ def test_compare_runs_a_method_in_several_settings(tmp_path: Path) -> None:
     methods = ["--methods", "naive:domain-IL,naive:class-IL"]
     done = tsn("compare", "permuted-digits", "--out", str(tmp_path), *methods, *common)
     assert done.returncode == 0, done.stderr
-    rows = [line.split()[:2] for line in done.stdout.splitlines() if "-IL" in line]
+    table = done.stdout.partition("scenario type")[2]
+    rows = [line.split()[:2] for line in table.splitlines() if "-IL" in line]
     assert rows == [["naive", "class-IL"], ["naive", "domain-IL"]]
-    assert (tmp_path / "naive-class/seed-0/result.json").exists()
+    assert (tmp_path / "naive-class-IL/seed-0/result.json").exists()
 
 
 @pytest.mark.slow
