@@ -41,13 +41,15 @@ def decoded_bytes(manifest: Manifest) -> int:
     fixed = sum(s.numel for s in manifest.task_params if s.name not in manifest.outputs)
     num_tensors = len(manifest.task_params) + len(layout.shared)
     for task in manifest.tasks:
-        need += layout.num_blocks + 4 * (fixed + per_class * len(task.classes))
+        need += layout.num_blocks // 8 + 4 * (fixed + per_class * len(task.classes))
         need += TASK_BYTES + TENSOR_BYTES * num_tensors + 8 * task.channels
     for labels in {id(t.classes): t.classes for t in manifest.tasks}.values():
         # An array of strings has the width of its longest, four bytes a character.
         longest = max((len(v) for v in labels if isinstance(v, str)), default=2)
         need += 4 * longest * len(labels)
-    return need + sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in manifest.constants)
+    for _, dtype, shape in manifest.constants:
+        need += TENSOR_BYTES + math.prod(shape) * dtype.itemsize
+    return need
 
 
 def check_budget(manifest: Manifest, file_bytes: int) -> None:
@@ -56,7 +58,9 @@ def check_budget(manifest: Manifest, file_bytes: int) -> None:
     Every value of a bank that a task owns takes two bits or more in the file, so a real model is
     far below this; a forged one of some kilobytes can claim some ten megabytes at most.
     """
-    need, most = decoded_bytes(manifest), most_bytes(file_bytes)
+    # Masks are kept packed, yet each is read as a byte per block: that bounds the time.
+    read = len(manifest.tasks) * manifest.layout.num_blocks
+    need, most = decoded_bytes(manifest) + read, most_bytes(file_bytes)
     if need > most:
         raise DamageError(
             f"config: tensors of {need} bytes in a file of {file_bytes}; at most {most} are "
