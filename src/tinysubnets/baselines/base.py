@@ -647,7 +647,8 @@ def _recorded_architecture(
     """The network of a saved model: rebuilt by name, or given again and compared with it."""
     if "architecture" in numbers:
         table = {"architecture": numbers["architecture"], "classes": [], "tasks": [], "block": 1}
-        manifest = manifest_of(table, file_bytes=0)
+        size = sum(t.nbytes for t in tensors.values())
+        manifest = manifest_of(table, file_bytes=size)
         constants = {n[len(CONSTANTS) :]: t for n, t in tensors.items() if n.startswith(CONSTANTS)}
         return architecture_for(manifest, constants, net)
     if net is None:

@@ -343,7 +343,7 @@ def show_model(found: Mapping[str, Any]) -> None:
     if len(found["tensors"]) <= MAX_TENSORS:
         print(f"\nshared tensors\n{_tensors(found['tensors'])}")
     print(f"\nledger, bytes\n{_ledger(ledger)}")
-    if 1 < len(found["tasks"]) <= MAX_OVERLAPS:
+    if 1 < len(found["tasks"]) <= MAX_OVERLAPS and found["overlap"]:
         title = "overlap of masks: shared by both / held by either"
         print(f"\n{title}\n{_overlap(found['tasks'], found['overlap'])}")
     print(

@@ -14,9 +14,10 @@ from torch import nn
 
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError
 from tinysubnets.files import atomic_write, lock
+from tinysubnets.format import limits
 from tinysubnets.format.card import model_card
 from tinysubnets.format.container import FILE_NAME, ModelFile, model_path
-from tinysubnets.format.io import encode, read_contents
+from tinysubnets.format.io import Contents, encode, read_contents
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
@@ -56,9 +57,18 @@ def load(
     device: str | torch.device = "cpu",
 ) -> SubnetStore:
     """The store in a model folder, or only what one of its tasks needs."""
-    with ModelFile(model_path(where)) as file:
-        contents = read_contents(file, task)
-        identity = file.identity
+    with limits.guarded(), ModelFile(model_path(where)) as file:
+        store = store_of(read_contents(file, task), net, device)
+        store.saved_as, store.is_partial = file.identity, task is not None
+    return store
+
+
+def store_of(
+    contents: Contents,
+    net: nn.Module | Architecture | None = None,
+    device: str | torch.device = "cpu",
+) -> SubnetStore:
+    """What was read from a file as a store, with its network rebuilt or given again."""
     manifest = contents.manifest
     architecture = architecture_for(manifest, contents.constants, net)
     store = SubnetStore(
@@ -71,7 +81,6 @@ def load(
     store.banks, store.subnets = contents.banks, contents.subnets
     for bank in store.banks:
         bank.layout = store.layout
-    store.saved_as, store.is_partial = identity, task is not None
     return store
 
 

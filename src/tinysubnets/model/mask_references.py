@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tinysubnets import seeds
-from tinysubnets.coding.bits import pack_mask, unpack_mask
+from tinysubnets.coding.bits import count_ones, pack_mask, unpack_mask
 from tinysubnets.coding.masks import decode_mask, encode_mask, entropy_bits
 from tinysubnets.errors import DamageError
 from tinysubnets.model.subnet import (
@@ -32,9 +32,6 @@ MAX_MAGNITUDE = 1 << 24
 _CHUNK = 1 << 15  # 64-bit words that stay in the cache
 _ENCODED = 3
 _WORTH = 0.99  # a reference costs the reader time, so it has to save this share of the bytes
-_ONES_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(
-    1, dtype=np.uint8
-)
 
 
 @dataclass(frozen=True)
@@ -106,16 +103,9 @@ def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> Coded
 def _estimate_bits(mask: np.ndarray, reference: np.ndarray | None, count: int) -> float:
     """The entropy of a packed mask where the reference is 1, plus that where it is 0."""
     if reference is None:
-        return entropy_bits(_ones(mask), count)
-    ones, both = _ones(reference), _ones(mask & reference)
-    return entropy_bits(both, ones) + entropy_bits(_ones(mask) - both, count - ones)
-
-
-def _ones(packed: np.ndarray) -> int:
-    """How many bits of some bytes are set."""
-    if hasattr(np, "bitwise_count"):  # numpy 2: twenty times faster
-        return int(np.bitwise_count(packed).sum(dtype=np.int64))
-    return int(_ONES_OF_BYTE[packed].sum(dtype=np.int64))
+        return entropy_bits(count_ones(mask), count)
+    ones, both = count_ones(reference), count_ones(mask & reference)
+    return entropy_bits(both, ones) + entropy_bits(count_ones(mask) - both, count - ones)
 
 
 def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:
