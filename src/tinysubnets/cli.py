@@ -19,6 +19,7 @@ from tinysubnets.version import __version__
 _COMMANDS = (
     "tinysubnets.commands.run",
     "tinysubnets.commands.compare",
+    "tinysubnets.commands.search",
     "tinysubnets.commands.model",
     "tinysubnets.commands.report",
 )
