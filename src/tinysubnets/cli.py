@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tinysubnets.commands import compare, model, report, run
+from tinysubnets.commands import compare, model, report, run, search
 from tinysubnets.errors import ArtifactError, TinySubNetsError
 from tinysubnets.version import __version__
 
@@ -49,6 +49,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"tinysubnets {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (run, compare, model, report):
+    for module in (run, compare, search, model, report):
         module.add_parsers(commands)
     return made

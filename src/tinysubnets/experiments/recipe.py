@@ -6,6 +6,7 @@
     [network]                        a name, and the settings of that network
     [tsn]                            settings of the method; each method has its own table
     [training]  [pruning]
+    [search]                         what `tsn search` tries; nothing else looks at it
 
 A bare scenario name means its recipe `best/<scenario>`.
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "best/permuted-digits"
 _PLAIN = ("scenario", "method")
-_TABLES = ("data", "network", "training", "pruning")
+_TABLES = ("data", "network", "training", "pruning", "search")
 
 
 @dataclass(frozen=True)

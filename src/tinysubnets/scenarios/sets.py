@@ -26,9 +26,13 @@ def load_set(
     root: str | Path | None = None,
     cache: str | Path | None = None,
     size: int | None = None,
+    *,
+    with_test: bool = True,
 ) -> DecodedSet:
-    """A data set by name, scikit-learn's bundled `digits` among them."""
-    return digits(split) if name == "digits" else load(name, split, root, cache, size)
+    """A data set by name, scikit-learn's bundled `digits` among them; arguments as for `load`."""
+    if name == "digits":
+        return digits(split)
+    return load(name, split, root, cache, size, with_test=with_test)
 
 
 def digits(split: str) -> DecodedSet:
