@@ -516,6 +516,14 @@ def test_without_optuna_the_error_names_the_extra(
     assert "pip install 'tinysubnets[search]'" in capsys.readouterr().err
 
 
+def test_nothing_else_needs_optuna() -> None:
+    package = Path(search_space.__file__).parent.parent
+    users = [p for p in package.rglob("*.py") if "import optuna" in p.read_text(encoding="utf-8")]
+    assert [p.name for p in users] == ["search.py"]
+    code = "import sys, tinysubnets.cli as c; c._parser(); sys.exit('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_no_trial_at_all_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
