@@ -187,7 +187,8 @@ class _LiveDisplay:
     def __init__(self, search: Search, live: Any) -> None:
         self.search, self.live = search, live
         self.running: dict[int, str] = {}
-        self.front = _front_table(search)
+        # Of the study, which is read when a trial ends and not at every epoch.
+        self.counted, self.front = _counted(search), _front_table(search)
 
     def show(self, event: Event) -> None:
         """Show one event of a search."""
@@ -199,7 +200,7 @@ class _LiveDisplay:
             self.running[event.number] = "preparing"
         elif isinstance(event, TrialEnded):
             self.running.pop(event.number, None)
-            self.front = _front_table(self.search)
+            self.counted, self.front = _counted(self.search), _front_table(self.search)
         elif isinstance(event, TrialWent):
             report = event.report
             self.running[event.number] = (
@@ -210,7 +211,7 @@ class _LiveDisplay:
                 f"valid {100 * report.valid_accuracy:.2f} %"
             )
         lines = [f"trial {number}: {state}" for number, state in sorted(self.running.items())]
-        lines.insert(0, f"{_counted(self.search)} of {self.search.plan.num_trials}")
+        lines.insert(0, f"{self.counted} of {self.search.plan.num_trials}")
         self.live.update(Text("\n".join([*lines, "", self.front]).rstrip(), no_wrap=True))
 
 
