@@ -78,9 +78,8 @@ class TinySubNets(MaskedLearner):
     # Algorithm 1: `learn` runs `begin`, all epochs and the trainer's `finish`, which compresses the
     # best epoch by `_compress`, stores the task-specific parameters and claims the subnet.
 
-    def begin(self, task: Task) -> SubnetTrainer:
-        """Check a task, choose its bank and set up its training; nothing is learned yet."""
-        self._check(task)
+    def _begin(self, task: Task) -> SubnetTrainer:
+        """Choose the task's bank and set up its training; nothing is learned yet."""
         settings = self.settings
         memory = remember(task, settings)
         decision = choose_bank(self.store, memory, settings)
