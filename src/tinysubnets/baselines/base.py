@@ -47,6 +47,7 @@ from tinysubnets.method.base import (
     ScenarioType,
     State,
     TaskReport,
+    Turn,
     check_architecture,
     check_method,
     check_scenario_type,
@@ -61,7 +62,12 @@ from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, we
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label, Split, Task
-from tinysubnets.training.evaluate import BATCHNORM_SAMPLES, count_correct, recalibrate_batchnorm
+from tinysubnets.training.evaluate import (
+    BATCHNORM_SAMPLES,
+    check_finite,
+    count_correct,
+    recalibrate_batchnorm,
+)
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
@@ -166,7 +172,8 @@ class DenseTrainer:
         self.learner, self.task, self.number = learner, task, len(learner.learned)
         self.module = learner.make_module(task)
         self.columns = self.module.outputs.columns[-1]
-        raw = task.train.inputs(torch.arange(min(2, len(task.train))))
+        batch = min(2, len(task.train), learner.training.batch_size)
+        raw = task.train.inputs(torch.arange(batch))
         learner.architecture.check(
             self.module.eval_tensors(), learner.normalization(task)(raw), self.module.outputs.num
         )
@@ -185,10 +192,15 @@ class DenseTrainer:
 
     def epoch(self) -> EpochReport:
         """Train one epoch and validate."""
-        return self.training.epoch()
+        with self.learner.turn.taken(self):
+            return self.training.epoch()
 
     def finish(self) -> TaskReport:
         """Take the best epoch by validation and let the learner keep it: the task is learned."""
+        with self.learner.turn.taken(self, is_last=True):
+            return self._finish()
+
+    def _finish(self) -> TaskReport:
         learner, task, progress = self.learner, self.task, self.training.progress
         if len(learner.learned) != self.number:
             raise TaskError(
@@ -197,6 +209,7 @@ class DenseTrainer:
             )
         self.training.restore_best_()
         tensors = self.training.recalibrated(self.module.eval_tensors())
+        check_finite(learner.architecture, tensors, self.training.valid, task.name)
         constants = learner.architecture.constants
         plain = {n: t.cpu().clone() for n, t in tensors.items() if n not in constants}
         learner.tensors = learner.after_task(self, plain)
@@ -270,6 +283,7 @@ class DenseLearner:
         self.extra_state: dict[str, Tensor] = {}
         self.reports: dict[str, TaskReport] = {}
         self.file_bytes: int | None = None
+        self.turn = Turn()
 
     # What a method may say of its own.
 
@@ -391,6 +405,10 @@ class DenseLearner:
 
     def begin(self, task: Task) -> DenseTrainer:
         """Check a task and set up its training; nothing is learned yet."""
+        with self.turn.taken():
+            return self._begin(task)
+
+    def _begin(self, task: Task) -> DenseTrainer:
         check_task(task, self.learned)
         first = next(iter(self.learned.values()), None)
         if self.scenario_type == "domain-IL" and first and task.classes != first.classes:

@@ -81,9 +81,8 @@ class TinySubNets(MaskedLearner):
             trainer.epoch()  # scores, free weights and task-specific parameters together
         return trainer.finish()  # of the best epoch: `_compress`, then claimed by the store
 
-    def begin(self, task: Task) -> SubnetTrainer:
-        """Check a task, choose its bank and set up its training; nothing is learned yet."""
-        self._check(task)
+    def _begin(self, task: Task) -> SubnetTrainer:
+        """Choose the task's bank and set up its training; nothing is learned yet."""
         settings = self.settings
         memory = remember(task, settings)
         decision = choose_bank(self.store, memory, settings)

@@ -7,7 +7,7 @@ vector of all shared weights, [blocks] that of their mask blocks; see `layout`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -340,7 +340,8 @@ def layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterato
             with torch.no_grad():
                 target = torch.func.functional_call(module, weights, args, kwargs)
             inside = False
-            losses.append(functional.mse_loss(_first(output), _first(target)))
+            # A copy: an activation that follows may overwrite the output in place.
+            losses.append(functional.mse_loss(_first(output).clone(), _first(target)))
 
         return module.register_forward_hook(hook, with_kwargs=True)
 
@@ -358,4 +359,6 @@ def layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterato
 
 def _first(output: Any) -> Tensor:
     """The first tensor of a layer's output: attention and recurrent layers give several."""
-    return output if isinstance(output, Tensor) else _first(output[0])
+    if isinstance(output, Tensor):
+        return output
+    return _first(next(iter(output.values() if isinstance(output, Mapping) else output)))
