@@ -41,6 +41,7 @@ from tinysubnets.errors import (
 )
 from tinysubnets.files import atomic_write, lock
 from tinysubnets.format.container import FILE_NAME, KEY, model_path
+from tinysubnets.format.folder import write_beside
 from tinysubnets.format.header import architecture_table, manifest_of
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.method.base import (
@@ -604,8 +605,8 @@ def save_dense(
     data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
     shown = json.dumps(described, indent=2) + "\n"
     with lock(folder / ".lock", wait=True):
-        atomic_write(folder / "config.json", shown.encode(), is_only_writer=True)
         atomic_write(folder / FILE_NAME, data, is_only_writer=True)
+        write_beside(folder / FILE_NAME, {"config.json": shown.encode()})
     return folder / FILE_NAME
 
 

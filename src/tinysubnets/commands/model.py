@@ -333,7 +333,7 @@ def show_model(found: Mapping[str, Any]) -> None:
     """Print what `format.inspect` found."""
     ledger, masks, room = found["ledger"], found["masks"], found["room"]
     network = found["network"]
-    named = network["network"] if isinstance(network, dict) else network
+    named = network.get("network", "not named") if isinstance(network, dict) else network
     print(
         f"{found['path']}: {ledger['file_bytes']:,} bytes, format {found['format']}, network "
         f"{named}, {found['num_weights']:,} shared weights ({4 * found['num_weights']:,} bytes "

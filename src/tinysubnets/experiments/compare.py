@@ -24,7 +24,7 @@ from tinysubnets.experiments.recipe import Recipe, complete
 from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.tables import text_table
-from tinysubnets.files import friendly_os_errors
+from tinysubnets.files import appending, friendly_os_errors
 
 POLL_SECONDS = 0.2
 _COLUMNS = {
@@ -65,7 +65,7 @@ class Job:
             more = [o for o in ("--tensorboard",) if o in self.arguments]
             arguments = ("resume", str(self.folder), "--no-report", *more)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "output.txt", "ab") as output:
+        with appending(self.folder / "output.txt") as output:
             # A session of its own: Ctrl-C reaches the parent alone, which passes it on once.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tinysubnets", *arguments],

@@ -99,8 +99,9 @@ def divergence(store: SubnetStore, names: Sequence[str]) -> dict[str, Any] | Non
         [decisions[row].divergences.get(column) if row in decisions else None for column in names]
         for row in names
     ]
+    settings = store.settings.get("tsn")
     return {
-        "threshold": store.settings.get("tsn", {}).get("threshold"),
+        "threshold": settings.get("threshold") if isinstance(settings, dict) else None,
         "matrix": matrix,
         "decisions": {
             n: {"bank": d.bank, "reason": d.reason, "nearest": d.nearest}
