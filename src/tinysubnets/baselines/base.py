@@ -627,7 +627,7 @@ def load_dense(folder: str | os.PathLike[str]) -> State:
             return {n: file.get_tensor(n) for n in file.keys()}, numbers
     except OSError as error:
         raise FormatError(f"no model at {path}: {error}.") from error
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise DamageError(f"{path} is damaged: {error}.") from error
 
 
@@ -636,7 +636,7 @@ def dense_method(path: Path) -> str | None:
     try:
         with safe_open(path, framework="pt") as file:
             numbers = json.loads((file.metadata() or {}).get("config", "{}"))
-    except (OSError, SafetensorError, ValueError):
+    except (OSError, SafetensorError, ValueError, RecursionError):
         return None
     is_dense = isinstance(numbers, dict) and numbers.get("format") == FORMAT
     return str(numbers.get("method")) if is_dense else None

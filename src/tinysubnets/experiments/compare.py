@@ -25,6 +25,7 @@ from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.files import appending, friendly_os_errors
+from tinysubnets.text import for_terminal
 
 POLL_SECONDS = 0.2
 _COLUMNS = {
@@ -157,7 +158,7 @@ def last_epoch(folder: Path) -> str:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().split(b"\n")
         report: dict[str, Any] = json.loads(lines[-2])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError, RecursionError):
         return "preparing"
     return (
         f"task {report['index'] + 1} {report['task']}, epoch {report['epoch']}/{report['epochs']}, "
@@ -184,7 +185,7 @@ def run_all(comparison: Comparison, stream: TextIO | None = None) -> None:
             if told.get(number, "waiting") != job.state:
                 told[number] = job.state
                 line = f"{job.method} seed {job.seed}: {job.state} {job.detail}".rstrip()
-                print(line, file=stream, flush=True)
+                print(for_terminal(line), file=stream, flush=True)
         if comparison.is_done:
             return
         time.sleep(POLL_SECONDS)

@@ -115,13 +115,14 @@ class RunDir:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run folder: it has no config.toml.") from None
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RunError(f"{path} cannot be read: {error}.") from error
-        found = values.get("run", {}).get("format")
+        run = values.get("run", {})
+        found = run.get("format") if isinstance(run, dict) else None
         if found != FORMAT:
             raise RunError(
                 f"{self.path} was written in format {found}, by tinysubnets "
-                f"{values.get('run', {}).get('library', 'of an unknown version')}; this version "
+                f"{run.get('library', '?') if isinstance(run, dict) else '?'}; this version "
                 f"works with format {FORMAT}. Go on with that version; the folder is unchanged."
             )
         return config.modernized(values)
