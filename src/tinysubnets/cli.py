@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tinysubnets.commands import compare, model, report, run, search
 from tinysubnets.errors import ArtifactError, TinySubNetsError
+from tinysubnets.text import for_terminal
 from tinysubnets.version import __version__
 
 
@@ -23,23 +24,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TinySubNetsError as error:
         given = str(getattr(options, "model", ""))
         is_unnamed = isinstance(error, ArtifactError) and given not in str(error)
-        print(f"tsn: {given}: {error}" if is_unnamed else f"tsn: {error}", file=sys.stderr)
+        say(f"{given}: {error}" if is_unnamed else str(error))
         return 2
     except MemoryError:
-        print("tsn: out of memory. Use smaller batches or a smaller network.", file=sys.stderr)
+        say("out of memory. Use smaller batches or a smaller network.")
         return 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
             raise
-        print(f"tsn: the device is out of memory; use smaller batches. {error}", file=sys.stderr)
+        say(f"the device is out of memory; use smaller batches. {error}")
         return 2
     except BrokenPipeError:
         # The reader has gone; Python would complain once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("tsn: stopped.", file=sys.stderr)
+        say("stopped.")
         return 130
+
+
+def say(message: str) -> None:
+    """Print an error; names in it that come from files are shown harmlessly."""
+    print(f"tsn: {for_terminal(message, keep=chr(10))}", file=sys.stderr)
 
 
 def parser() -> argparse.ArgumentParser:

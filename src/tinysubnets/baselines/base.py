@@ -41,6 +41,7 @@ from tinysubnets.errors import (
 )
 from tinysubnets.files import atomic_write, lock
 from tinysubnets.format.container import FILE_NAME, KEY, model_path
+from tinysubnets.format.folder import write_beside
 from tinysubnets.format.header import architecture_table, manifest_of
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.method.base import (
@@ -622,8 +623,8 @@ def save_dense(
     data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
     shown = json.dumps(described, indent=2) + "\n"
     with lock(folder / ".lock", wait=True):
-        atomic_write(folder / "config.json", shown.encode(), is_only_writer=True)
         atomic_write(folder / FILE_NAME, data, is_only_writer=True)
+        write_beside(folder / FILE_NAME, {"config.json": shown.encode()})
     return folder / FILE_NAME
 
 
@@ -644,7 +645,7 @@ def load_dense(folder: str | os.PathLike[str]) -> State:
             return {n: file.get_tensor(n) for n in file.keys()}, numbers
     except OSError as error:
         raise FormatError(f"no model at {path}: {error}.") from error
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise DamageError(f"{path} is damaged: {error}.") from error
 
 
@@ -653,7 +654,7 @@ def dense_method(path: Path) -> str | None:
     try:
         with safe_open(path, framework="pt") as file:
             numbers = json.loads((file.metadata() or {}).get("config", "{}"))
-    except (OSError, SafetensorError, ValueError):
+    except (OSError, SafetensorError, ValueError, RecursionError):
         return None
     is_dense = isinstance(numbers, dict) and numbers.get("format") == FORMAT
     return str(numbers.get("method")) if is_dense else None

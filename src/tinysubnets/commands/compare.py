@@ -16,6 +16,7 @@ from tinysubnets.commands.run import (
     interruptible,
 )
 from tinysubnets.errors import SettingError
+from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
     from tinysubnets.experiments.compare import Comparison
@@ -61,7 +62,8 @@ def _compare(options: argparse.Namespace) -> int:
     print(f"\n{compare.summary(Path(options.out), methods)}")
     failed = [j for j in comparison.jobs if j.state == "failed" and j.detail != "stopped"]
     for job in failed:
-        print(f"failed: {job.method} seed {job.seed}: {job.detail}", file=sys.stderr)
+        detail = for_terminal(job.detail)
+        print(f"failed: {job.method} seed {job.seed}: {detail}", file=sys.stderr)
     if not options.no_report and any(job.is_finished for job in comparison.jobs):
         add_report(Path(options.out))
     if comparison.is_stopping:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets.errors import TinySubNetsError
+from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
     from tinysubnets.experiments.run import Experiment
@@ -133,7 +134,7 @@ def add_report(folder: Path) -> None:
 
         print(f"report: {write_report([folder])}")
     except TinySubNetsError as error:
-        print(f"no report: {error}", file=sys.stderr)
+        print(f"no report: {for_terminal(str(error))}", file=sys.stderr)
 
 
 def _perform(experiment: Experiment, options: argparse.Namespace) -> int:

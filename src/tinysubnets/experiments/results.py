@@ -99,8 +99,9 @@ def divergence(store: SubnetStore, names: Sequence[str]) -> dict[str, Any] | Non
         [decisions[row].divergences.get(column) if row in decisions else None for column in names]
         for row in names
     ]
+    settings = store.settings.get("tsn")
     return {
-        "threshold": store.settings.get("tsn", {}).get("threshold"),
+        "threshold": settings.get("threshold") if isinstance(settings, dict) else None,
         "matrix": matrix,
         "decisions": {
             n: {"bank": d.bank, "reason": d.reason, "nearest": d.nearest}
@@ -227,8 +228,11 @@ class Run:
         path = self.folder / EPOCHS
         if not path.is_file():
             return []
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{path} cannot be read: {error}.") from error
 
     def store(self) -> SubnetStore | None:
         """The saved model; None where there is none of subnets, or its network is unknown here."""
@@ -270,7 +274,7 @@ def read_run(folder: str | Path) -> Run:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {RESULT}: it is no finished run.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder / RESULT} cannot be read: {error}.") from error
     if isinstance(result, dict) and result.get("format", FORMAT) != FORMAT:
         raise RunError(
@@ -282,7 +286,25 @@ def read_run(folder: str | Path) -> Run:
     missing = [k for k in needed if not isinstance(result, dict) or k not in result]
     if missing:
         raise RunError(f"{folder / RESULT} is no result of this package: it lacks {missing}.")
+    _check_kinds(folder / RESULT, result)
     return Run(folder, result)
+
+
+def _check_kinds(path: Path, result: dict[str, Any]) -> None:
+    """Refuse a result whose parts are not of the kinds that every table and picture expects."""
+    matrix, tasks = result["accuracy_matrix"], result["tasks"]
+    fits = {
+        "accuracy_matrix": isinstance(matrix, list)
+        and all(isinstance(row, list) and len(row) == len(matrix[0]) for row in matrix)
+        and all(v is None or isinstance(v, (int, float)) for row in matrix for v in row),
+        "tasks": isinstance(tasks, list)
+        and all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in tasks),
+        "metrics": isinstance(result["metrics"], dict),
+        "seed": type(result["seed"]) is int,
+        "settings": isinstance(result.get("settings") or {}, dict),
+    }
+    if wrong := [name for name, is_fine in fits.items() if not is_fine]:
+        raise RunError(f"{path} is damaged: {', '.join(wrong)} cannot be what it says.")
 
 
 def find_runs(folders: Iterable[str | Path]) -> list[Run]:

@@ -75,7 +75,7 @@ class SubnetStore:
 
     def subnet(self, task: str) -> Subnet:
         """The subnet of a learned task."""
-        if task not in self.subnets:
+        if not isinstance(task, str) or task not in self.subnets:
             raise TaskError(unknown("task", str(task), self.subnets))
         return self.subnets[task]
 

@@ -250,7 +250,8 @@ def ownership(store: SubnetStore) -> Figure:
             side = WIDTH / max(60, shown.shape[1])
             top += 44 + _weights(drawing, (0, top + 24), side, shown, len(store.tasks))
     drawing.height = top
-    shares = store.settings.get("tsn", {}).get("sharing", "values")
+    settings = store.settings.get("tsn")  # of another method there are none
+    shares = settings.get("sharing", "values") if isinstance(settings, dict) else "values"
     kind = "value-based sharing" if shares == "values" else "disjoint values"
     return Figure(
         "ownership",
