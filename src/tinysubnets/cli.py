@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tinysubnets import __version__
 from tinysubnets.commands import compare, model, report, run, search
 from tinysubnets.errors import ArtifactError, TinySubNetsError
 from tinysubnets.text import for_terminal
-from tinysubnets.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

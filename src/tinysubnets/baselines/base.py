@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from tinysubnets import config
+from tinysubnets import __version__, config
 from tinysubnets.errors import (
     DamageError,
     FormatError,
@@ -72,7 +72,6 @@ from tinysubnets.training.evaluate import (
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
-from tinysubnets.version import __version__
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets import config, scenarios
+from tinysubnets import __version__, config, scenarios
 from tinysubnets.errors import SettingError, unknown
 from tinysubnets.experiments import methods as learners
 from tinysubnets.experiments.run_dir import FORMAT
-from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
     from tinysubnets.nn.architecture import Architecture

@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets import config
+from tinysubnets import __version__, config
 from tinysubnets.errors import RunError
 from tinysubnets.experiments import metrics
 from tinysubnets.experiments.methods import METHODS
 from tinysubnets.experiments.run_dir import plain
-from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
     from tinysubnets.experiments.recipe import Plan

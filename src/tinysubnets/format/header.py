@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tinysubnets import __version__
 from tinysubnets.errors import ArtifactError, DamageError, TaskError
 from tinysubnets.format import limits
 from tinysubnets.format.container import VERSION
@@ -22,7 +23,6 @@ from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label
-from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore

@@ -79,7 +79,8 @@ class TinySubNets(MaskedLearner):
         trainer = self.begin(task)  # choose a bank, and build what is trained over it
         while not trainer.finished:
             trainer.epoch()  # scores, free weights and task-specific parameters together
-        return trainer.finish()  # of the best epoch: `_compress`, then claimed by the store
+        trainer.finish()  # of the best epoch: `_compress`, then claimed by the store
+        return self.reports[task.name]
 
     def _begin(self, task: Task) -> SubnetTrainer:
         """Choose the task's bank and set up its training; nothing is learned yet."""
@@ -101,10 +102,8 @@ class TinySubNets(MaskedLearner):
         """What is trained over the bank: mask ⊙ where(owned, bank value, Q(free value))."""
         settings, layout = self.settings, self.store.layout
         bank = self.core.bank(decision.bank)
-        keep, free = (
-            layout.keep(settings.density, settings.density_exponent),
-            bank.free_per_tensor(),
-        )
+        keep = layout.keep(settings.density, settings.density_exponent)
+        free = bank.free_per_tensor()
         if settings.sharing == "none":
             keep = tuple(min(k, f) for k, f in zip(keep, free, strict=True))
         elif sum(free) == 0:
