@@ -281,6 +281,21 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(whole: Path, tmp_path: Path) 
     assert done(out) == done(whole)
 
 
+def test_ctrl_c_before_any_trial_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tinysubnets.experiments import search
+
+    def stopped(*_: object) -> Iterator[Partial]:
+        os.kill(os.getpid(), signal.SIGINT)
+        yield Partial(1, 4, 0.5, 10)
+
+    monkeypatch.setattr(search, "attempt", stopped)
+    assert main(options(tmp_path / "s")) == 130
+    assert "The same command goes on with it." in capsys.readouterr().err
+    assert [t.state.name for t in stored(tmp_path / "s").trials] == ["FAIL", "WAITING"]
+
+
 @pytest.mark.slow
 def test_trials_in_processes_survive_the_death_of_one(tmp_path: Path) -> None:
     ended = []

@@ -80,7 +80,7 @@ def _search(options: argparse.Namespace) -> int:
     with RunDir(path) as folder, Search(plan, folder) as search:
         is_stopped = _run(search)
         print(f"\n{_counted(search)}, in {path}")
-        is_found = _tell(search, options)
+        is_found = bool(search.results or not is_stopped) and _tell(search, options)
     if is_stopped:
         print("stopped. The same command goes on with it.", file=sys.stderr)
         return 130
