@@ -573,7 +573,7 @@ class DenseLearner:
         return learner
 
     def _known(self, task: str) -> LearnedTask:
-        if task not in self.learned:
+        if not isinstance(task, str) or task not in self.learned:
             raise TaskError(unknown("task", str(task), self.learned))
         return self.learned[task]
 

@@ -64,7 +64,8 @@ class Job:
         arguments = self.arguments
         if (self.folder / "config.toml").exists():
             more = [o for o in ("--tensorboard",) if o in self.arguments]
-            arguments = ("resume", str(self.folder), "--no-report", *more)
+            # Its settings are those asked for (`check_settings`), the network among them.
+            arguments = ("resume", str(self.folder), "--trust", "--no-report", *more)
         self.folder.mkdir(parents=True, exist_ok=True)
         with appending(self.folder / "output.txt") as output:
             # A session of its own: Ctrl-C reaches the parent alone, which passes it on once.

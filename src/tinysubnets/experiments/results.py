@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -251,15 +252,20 @@ class Run:
             return None
 
     def _own_architecture(self) -> Architecture | None:
-        """The user's own network, built again from the recipe where it is named there."""
+        """The user's own network, built again where this process has imported its code already.
+
+        A result never makes it import code that it names: whoever wrote it may be anybody.
+        """
         from tinysubnets import networks
         from tinysubnets.errors import TinySubNetsError
         from tinysubnets.nn.architecture import Architecture
 
         settings = dict(self.settings.get("network") or {})
-        name, head = settings.pop("name", "auto"), settings.pop("head", "fc")
+        name, head = str(settings.pop("name", "auto")), settings.pop("head", "fc")
+        if name == "auto" or (":" in name and name.partition(":")[0] not in sys.modules):
+            return None
         try:
-            return None if name == "auto" else Architecture(networks.build(name, **settings), head)
+            return Architecture(networks.build(name, **settings), head)
         except TinySubNetsError:
             return None
 
