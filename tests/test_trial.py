@@ -411,3 +411,19 @@ def test_a_shape_that_fails_is_tried_again() -> None:
         with pytest.raises(ArchitectureError, match="fails on"):
             learn.begin(task(shape=(7,)))
     learn.begin(task())
+
+
+class Rare(Small):
+    """A pass that fails for some inputs only."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        if self.training and len(x) > 2:
+            raise IndexError("index out of range in self")
+        return super().hidden(x)
+
+
+def test_what_fails_in_training_only_is_explained_and_leaves_nothing_behind() -> None:
+    learn = learner(Rare())
+    with pytest.raises(ArchitectureError, match=r"in training on 'a': IndexError: index out of"):
+        learn.learn(task())
+    assert learn.store.banks == [] and learn.tasks == ()
