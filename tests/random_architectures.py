@@ -180,11 +180,19 @@ def activation(draw: Draw) -> nn.Module:
 
 
 def generator(draw: Draw) -> Callable[[], Any]:
-    return draw.one(torch_draw, np.random.rand, random.random)
+    return draw.one(torch_draw, numpy_draw, python_draw)
 
 
 def torch_draw() -> Tensor:
     return torch.rand(())
+
+
+def numpy_draw() -> float:
+    return np.random.rand()
+
+
+def python_draw() -> float:
+    return random.random()
 
 
 def vector_layer(draw: Draw, width: int) -> tuple[str, nn.Module]:
