@@ -337,8 +337,8 @@ ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "in place": (lambda: stack(nn.Linear(6, 8), nn.ReLU(inplace=True), head=8), (6,)),
     "activations": (Activations, (6,)),
     "skipped by torch": (lambda: Skipped(functools.partial(torch.rand, ())), (6,)),
-    "skipped by numpy": (lambda: Skipped(np.random.rand), (6,)),
-    "skipped by Python": (lambda: Skipped(random.random), (6,)),
+    "skipped by numpy": (lambda: Skipped(lambda: np.random.rand()), (6,)),
+    "skipped by Python": (lambda: Skipped(lambda: random.random()), (6,)),
     "unused": (Unused, (6,)),
     "sparse": (lambda: Lookup(nn.Embedding(12, 8, sparse=True)), "tokens"),
     "sparse bag": (lambda: Lookup(nn.EmbeddingBag(12, 8, sparse=True)), "tokens"),
@@ -411,3 +411,37 @@ def test_a_shape_that_fails_is_tried_again() -> None:
         with pytest.raises(ArchitectureError, match="fails on"):
             learn.begin(task(shape=(7,)))
     learn.begin(task())
+
+
+class Rare(Small):
+    """A pass that fails for some inputs only."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        if self.training and len(x) > 2:
+            raise IndexError("index out of range in self")
+        return super().hidden(x)
+
+
+def test_what_fails_in_training_only_is_explained_and_leaves_nothing_behind() -> None:
+    learn = learner(Rare())
+    with pytest.raises(ArchitectureError, match=r"in training on 'a': IndexError: index out of"):
+        learn.learn(task())
+    assert learn.store.banks == [] and learn.tasks == ()
+
+
+class OwnInput(nn.Module):
+    """A layer that changes what it is given; its network does not mind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1.0) @ self.weight
+
+
+def test_a_layer_that_overwrites_its_input_has_no_layer_wise_loss() -> None:
+    net = stack(nn.Linear(6, 8), OwnInput(), head=8)
+    learner(net).learn(task())
+    with pytest.raises(ArchitectureError, match=r"layer 1 overwrites its own input.*layer_loss"):
+        learner(net, layer_loss_weight=0.5).learn(task())

@@ -26,6 +26,8 @@ from tinysubnets.errors import ArchitectureError
 
 # What a network's own attributes are looked through for: this deep, and this many values a module.
 MAX_DEPTH, MAX_VALUES = 6, 20_000
+RANDOM_PASSES = 8  # in training, of a network that draws random numbers
+OVERWRITTEN = "modified by an inplace operation"  # what torch says of it
 REGISTERED = ("_parameters", "_buffers", "_modules")
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
@@ -249,11 +251,24 @@ class Trial:
         """A pass in which normalization layers take the statistics of the batch."""
         self._pass(code, net, self._copied(), "estimating batch statistics")
 
-    @torch.enable_grad()
     def training(
         self, code: Code, net: nn.Module, learned: Sequence[str], own: Mapping[str, Tensor]
     ) -> None:
-        """One pass in training and back; `own` are the tensors of the user's network, by name."""
+        """A pass in training and back; several of a network that draws its branches by chance.
+
+        - `learned`: the names of the tensors that have gradients.
+        - `own`: the tensors of the user's network, by name.
+        """
+        generators = _generators()
+        self._train(code, net, learned, own)
+        if _moved(generators):
+            for _ in range(RANDOM_PASSES - 1):
+                self._train(code, net, learned, own)
+
+    @torch.enable_grad()
+    def _train(
+        self, code: Code, net: nn.Module, learned: Sequence[str], own: Mapping[str, Tensor]
+    ) -> None:
         state = self._copied()
         state |= {n: state[n].requires_grad_() for n in learned}
         output = self._pass(code, net, state, "training")
@@ -272,7 +287,7 @@ class Trial:
                 "If it uses activation checkpointing, turn that off: checkpointing runs layers "
                 "again outside the forward pass, where they hold no values."
             )
-            if "inplace operation" in str(error):
+            if OVERWRITTEN in str(error):
                 cure = "Give the activation that overwrites its input inplace=False."
             raise ArchitectureError(
                 f"the network cannot be trained on {self.given}: {type(error).__name__}: {error} "

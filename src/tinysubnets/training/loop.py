@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets import seeds
-from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.errors import ArchitectureError, SettingError, TaskError, TinySubNetsError
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.loader import DeviceLoader
@@ -194,8 +194,16 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         bfloat16 = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
-            loss = self._loss(self.module, inputs, labels, self.class_weights)
-        loss.backward()
+            try:
+                loss = self._loss(self.module, inputs, labels, self.class_weights)
+                loss.backward()
+            except (RuntimeError, IndexError, ValueError) as error:
+                if isinstance(error, (TinySubNetsError, torch.OutOfMemoryError)):
+                    raise
+                raise ArchitectureError(
+                    f"the network fails in training on {self.task.name!r}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 # What a batch did not reach, as in stochastic depth, has a gradient of 0, as its
