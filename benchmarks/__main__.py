@@ -23,10 +23,10 @@ from benchmarks import codebooks, pruning, steps
 Row = dict[str, Any]
 
 
-def rows(device: torch.device, quick: bool) -> list[Row]:
+def rows(device: torch.device, quick: bool, data: str | None = None) -> list[Row]:
     """All benchmarks that make sense on the device, one row each."""
     console, out = Console(stderr=True), []
-    for name, make in _all(device, quick).items():
+    for name, make in _all(device, quick, data).items():
         begin = time.perf_counter()
         try:
             row = make()
@@ -38,7 +38,7 @@ def rows(device: torch.device, quick: bool) -> list[Row]:
     return out
 
 
-def _all(device: torch.device, quick: bool) -> dict[str, Any]:
+def _all(device: torch.device, quick: bool, data: str | None) -> dict[str, Any]:
     gpu = device.type == "cuda"
     count = (lambda few, many: few) if quick else (lambda few, many: many)
     table: dict[str, Any] = {}
@@ -59,6 +59,8 @@ def _all(device: torch.device, quick: bool) -> dict[str, Any]:
     table["codebook update"] = lambda: steps.codebook_update(device)
     table["codebook"] = codebooks.against_sklearn
     table["pruning mlp"] = lambda: pruning.share_of_training("mlp", 256, device)
+    if not gpu:
+        table["pruning few images"] = lambda: pruning.few_images(data, count(1, 3))
     if gpu:
         table["pruning alexnet"] = lambda: pruning.share_of_training("alexnet", 128, device)
         table["memory"] = lambda: steps.peak_memory(device)
@@ -84,9 +86,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, noisier numbers")
+    parser.add_argument("--data", metavar="DIR", help="local folder of data sets")
     options = parser.parse_args()
     device = torch.device(options.device)
-    found = rows(device, options.quick)
+    found = rows(device, options.quick, options.data)
     show(found)
     options.out.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()

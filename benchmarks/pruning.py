@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from benchmarks.steps import trainer_of
+from tinysubnets import scenarios
+from tinysubnets.experiments import methods, recipe
 from tinysubnets.method.compress import Compressor
+from tinysubnets.method.pruning import PruningSettings
 
 EPOCHS = 50
 
@@ -23,12 +25,12 @@ def share_of_training(network: str, batch: int, device: torch.device) -> dict[st
     trainer = trainer_of(network, batch, num_steps, device)
     trainer.epoch()
     seconds = min(trainer.epoch().seconds for _ in range(2))
-    work = Compressor(trainer)
-    bits, own = work.choose_bits(work.mask)
-    trainer.learner.pruning = replace(trainer.learner.pruning, alpha=0.0, beta=1.0)
-    work.prune(own, bits)  # once to warm up
+    work = Compressor(trainer.module, trainer.training)
+    own = work.encode(work.mask, 4)
+    settings, path = PruningSettings(alpha=0.0, beta=1.0), (0, "task", 0)
+    work.prune(own, 4, settings, references=(), path=path)  # once to warm up
     begin = time.perf_counter()
-    pruned = work.prune(own, bits)
+    pruned = work.prune(own, 4, settings, references=(), path=path)
     pruning_s = time.perf_counter() - begin
     return {
         "what": f"post-pruning 50 iterations over {EPOCHS} epochs, {network}",
@@ -37,4 +39,39 @@ def share_of_training(network: str, batch: int, device: torch.device) -> dict[st
         "pruning_s": pruning_s,
         "measured": pruned.num_kept + 1,
         "epoch_s": seconds,
+    }
+
+
+def few_images(data: str | None, num_tasks: int = 3) -> dict[str, Any]:
+    """AlexNet on split CIFAR-100 with 1,000 images a task and 5 epochs, on a CPU.
+
+    Short training on few images: the case in which post-pruning weighs most.
+    """
+    chosen = recipe.load(
+        "best/split-cifar100",
+        assignments=["data.train_limit=1000", "training.epochs=5", f"data.num_tasks={num_tasks}"],
+    )
+    scenario = scenarios.build(chosen.scenario, chosen.data, seed=0, root=data)
+    shape = tuple(scenario.task(0).train.inputs(slice(0, 1)).shape)
+    learner = methods.build(
+        chosen.method,
+        recipe.build_architecture(chosen, shape, 0),
+        settings=chosen.learner,
+        training=chosen.training,
+        pruning=chosen.pruning,
+        device="cpu",
+        seed=0,
+    )
+    training_s = pruning_s = 0.0
+    for number in range(num_tasks):
+        learner.learn(task := scenario.task(number))
+        report = learner.reports[task.name]
+        training_s += report.training_seconds
+        pruning_s += report.pruning_seconds
+    return {
+        "what": "post-pruning over training, alexnet, 1,000 CIFAR-100 images a task, 5 epochs",
+        "ratio": pruning_s / training_s,
+        "target": "<= 0.25",
+        "training_s": training_s,
+        "pruning_s": pruning_s,
     }

@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from tinysubnets import networks
-from tinysubnets.method.learner import TaskTrainer, TinySubNets
+from tinysubnets.method.core import SubnetTrainer
+from tinysubnets.method.learner import TinySubNets
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
@@ -52,7 +53,7 @@ def _wait(device: torch.device) -> None:
 
 def trainer_of(
     network: str, batch: int, steps: int, device: torch.device, **settings: Any
-) -> TaskTrainer:
+) -> SubnetTrainer:
     """A task in training, with so many steps per epoch, on random data."""
     training = {"batch_size": batch, "epochs": 50, "lr": 1e-3, "precision": "tf32"}
     training |= settings.pop("training", {})
@@ -63,7 +64,7 @@ def trainer_of(
     return learner.begin(task)
 
 
-def masked_epoch(trainer: TaskTrainer) -> Callable[[], Any]:
+def masked_epoch(trainer: SubnetTrainer) -> Callable[[], Any]:
     """An epoch of training, codebook updates included, without validation.
 
     On a GPU picking the batch is part of the captured step and counts; on a CPU the batches are at

@@ -19,6 +19,7 @@ from tinysubnets import scenarios
 from tinysubnets.errors import RunError, SettingError
 from tinysubnets.experiments import metrics, recipe
 from tinysubnets.experiments import progress as display
+from tinysubnets.experiments import run as experiment_module
 from tinysubnets.experiments import run_dir as run_folder
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment, Finished, Note, TaskBegun, TaskLearned
@@ -298,3 +299,34 @@ def test_defaults_reach_the_promised_accuracy(tmp_path: Path) -> None:
     _, alone = run(Plan(recipe.load(method="independent"), 0, "cpu", 1), tmp_path / "alone")
     fall = alone["metrics"]["average_accuracy"] - result["metrics"]["average_accuracy"]
     assert fall <= 0.03
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "last"])
+def test_fewer_cells_are_the_same_numbers_with_an_honest_label(
+    kind: Any, finished: tuple, tmp_path: Path
+) -> None:
+    _, _, full = finished
+    assert full["matrix"] == "full"
+    events, result = run(replace(small(), matrix=kind), tmp_path)
+    assert result["matrix"] == kind
+    for i, row in enumerate(result["accuracy_matrix"]):
+        measured = [i == 2 or (kind == "diagonal" and i == j) for j in range(3)]
+        known = zip(full["accuracy_matrix"][i], measured, strict=True)
+        expected = [v if m else None for v, m in known]
+        assert row == expected
+    assert result["metrics"]["average_accuracy"] == full["metrics"]["average_accuracy"]
+    assert result["metrics"]["backward_transfer"] is None
+    assert result["tasks"][0]["accuracy"] == result["accuracy_matrix"][0][0]
+    text = display.summary(result)
+    assert f"--matrix {kind}" in text and "not measured" in text and "needs --matrix full" in text
+    learned = [display.describe_task(e) for e in events if isinstance(e, TaskLearned)]
+    assert ("not measured" in learned[0]) == (kind == "last")
+    assert (tmp_path / "config.toml").read_text().count(f'matrix = "{kind}"') == 1
+
+
+def test_runs_of_many_tasks_do_not_measure_every_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment_module, "MAX_FULL", 2)
+    _, result = run(small(), tmp_path)
+    assert result["matrix"] == "diagonal" and result["accuracy_matrix"][1][0] is None

@@ -100,3 +100,25 @@ def test_unknown_task_is_asked_as_none() -> None:
 def test_validation_data_stand_in_for_missing_test_data() -> None:
     task = Task.from_arrays("a", np.eye(10, dtype=np.float32), np.arange(10) % 2, valid=0.2)
     assert metrics.Probe.of(task).measured_on == "valid"
+
+
+NEEDS_ALL = ("average_accuracy_over_time", "backward_transfer", "forward_transfer", "forgetting")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "asked"),
+    [
+        ("diagonal", [[0.8, None, None], [None, 0.6, None], [0.8, 0.6, 0.4]], 5),
+        ("last", [[None] * 3, [None] * 3, [0.8, 0.6, 0.4]], 3),
+    ],
+)
+def test_cells_that_are_not_measured_are_none_and_so_is_what_needs_them(
+    kind: metrics.MatrixKind, rows: list, asked: int
+) -> None:
+    tasks = [make("a", ["x", "y"], 8), make("b", ["p", "q"], 6), make("a", ["x", "y"], 4)]
+    oracle, probes = Oracle(), [metrics.Probe.of(t) for t in tasks]
+    assert [metrics.measure_row(oracle, probes, i, kind) for i in range(3)] == rows
+    assert len(oracle.asked) == asked
+    found = metrics.summary(rows, [2, 2, 2])
+    assert found["average_accuracy"] == pytest.approx(0.6)
+    assert [found[name] for name in NEEDS_ALL] == [None] * len(NEEDS_ALL)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nets import learned, learner, mlp, task
+from nets import learned, learner, mlp, stack, task
 from tinysubnets import seeds
 from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.errors import SettingError
@@ -19,6 +19,26 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 
 PATH = (0, "task", 3)
+
+
+class PreActivation(nn.Module):
+    """A layer that overwrites its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(10, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.clone().relu_() if self.training else x.relu_())
+
+
+def overwriting() -> nn.Module:
+    return stack(nn.Linear(6, 10), PreActivation(), head=10)
+
+
+def batch_norms() -> nn.Module:
+    layers = [nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 10)]
+    return stack(*layers, nn.BatchNorm1d(10), nn.ReLU(), head=10)
 
 
 def setting(block: int = 1, owned: float = 0.3, bits: int = 4) -> tuple[Candidate, Layout]:
@@ -214,3 +234,17 @@ def test_pruning_can_be_left_out() -> None:
     subnet = learned(learn, task())
     assert int(subnet.mask.sum()) == 96
     assert learn.reports["a"].owned_after_pruning == learn.reports["a"].owned_before_pruning == 0.6
+
+
+@pytest.mark.parametrize("make", [mlp, batch_norms, overwriting])
+def test_stages_make_the_decisions_of_the_whole_network(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks = []
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr(compress, "stages_of", lambda architecture: [])
+        learn = learner(make(), density=0.6, max_banks=1, pruning={"step": 0.03}, bits=4)
+        masks.append([learned(learn, task(f"t{n}", seed=n)).mask for n in range(2)])
+    assert all(torch.equal(a, b) for a, b in zip(*masks, strict=True))
+    assert all(int(m.sum()) < 0.6 * len(m) for m in masks[0])

@@ -151,7 +151,9 @@ def test_own_tasks_are_found_from_where_the_file_lies(tmp_path: Path) -> None:
 
 
 def test_a_plan_comes_back_from_its_file() -> None:
-    plan = Plan(recipe.load("split-digits"), seed=7, device="cpu", threads=2, data="/tmp/x")
+    plan = Plan(
+        recipe.load("split-digits"), seed=7, device="cpu", threads=2, data="/tmp/x", matrix="last"
+    )
     text = config.to_toml(plan.as_dict())
     assert Plan.from_dict(tomllib.loads(text)) == plan
 

@@ -14,6 +14,7 @@ import torch
 import chromium
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
+from tinysubnets.experiments.compare import summary as compare_summary
 from tinysubnets.experiments.results import Run, changes, find_runs, grouped, read_run
 from tinysubnets.report import write_report
 from tinysubnets.report.figures import references
@@ -305,3 +306,17 @@ def test_screenshots(kind: str, width: int, dark: bool, request: pytest.FixtureR
     assert np.abs(pixels[5, 5] - ground).max() < 0.02
     colors = np.unique((pixels[::2, ::2].reshape(-1, 3) * 31).astype(int), axis=0)
     assert len(colors) > 100  # pictures are there, not just text on a ground
+
+
+def test_a_matrix_with_unmeasured_cells_says_so(runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    matrix = [[None] * 3, [None] * 3, result["accuracy_matrix"][-1]]
+    unknown = {n: None for n in result["metrics"] if n != "average_accuracy"}
+    some = result | {"accuracy_matrix": matrix, "matrix": "last"}
+    some["metrics"] = result["metrics"] | unknown
+    (tmp_path / "result.json").write_text(json.dumps(some), encoding="utf-8")
+    text = write_report(tmp_path, tmp_path / "page").read_text(encoding="utf-8")
+    assert "nothing forgotten" not in text and "nothing was forgotten" not in text
+    assert "forgetting not measured" in text and "--matrix last" in text
+    table = compare_summary(tmp_path, ["tsn"])
+    assert "--matrix last" in table and "–" in table

@@ -146,6 +146,8 @@ def run_arguments(
     arguments = ["run", options.recipe, "--method", method, "--seed", str(seed)]
     arguments += ["--out", str(folder), "--device", options.device, "--no-report"]
     arguments += ["--checkpoint-seconds", str(options.checkpoint_seconds)]
+    if options.matrix is not None:
+        arguments += ["--matrix", options.matrix]
     if options.data is not None:
         arguments += ["--data", options.data]
     threads = options.threads or (max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None)

@@ -79,6 +79,13 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, help="CPU threads of torch in each run")
     parser.add_argument(
+        "--matrix",
+        choices=("full", "diagonal", "last"),
+        help="cells of the accuracy matrix that are measured: every one, each task when it was "
+        "learned and all at the end, or all at the end (default: full up to 50 tasks, then "
+        "diagonal)",
+    )
+    parser.add_argument(
         "--checkpoint-seconds",
         type=float,
         default=30.0,
@@ -98,7 +105,13 @@ def _run(options: argparse.Namespace) -> int:
     root = hub.data_root(options.data)
     data = None if root is None else str(root.resolve())  # where a resumed run looks, too
     plan = Plan(
-        chosen, options.seed, options.device, options.threads, data, options.checkpoint_seconds
+        chosen,
+        options.seed,
+        options.device,
+        options.threads,
+        data,
+        options.checkpoint_seconds,
+        options.matrix,
     )
     path = Path(options.out) if options.out else default_folder(chosen, options.seed)
     check_tensorboard(options)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tinysubnets.errors import RunError, TinySubNetsError
+from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.recipe import Recipe, complete
 from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
 from tinysubnets.experiments.run_dir import RunDir
@@ -220,7 +221,13 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
         row = [group.method, group.runs[0].scenario_type]
         row += [_show(spread, 100.0) for spread in spreads] + [_show(seconds, 1.0)]
         rows.append(row)
-    return f"{text_table(rows, headings, num_labels=2)}\nmean ± standard deviation (runs)"
+    notes = ["mean ± standard deviation (runs)"]
+    kinds = {r.matrix_kind for g in groups for r in g.runs} - {"full"}
+    notes += [
+        f"--matrix {kind}: measured {MATRICES[kind]}; what needs more cells is –"
+        for kind in sorted(kinds)
+    ]
+    return "\n".join([text_table(rows, headings, num_labels=2), *notes])
 
 
 def _place(method: str, methods: Sequence[str]) -> int:

@@ -3,13 +3,16 @@
 Cell (i, j) is the accuracy on task j after task i was learned. For j <= i it is measured through
 what the learner holds for task j. For j > i it is task i's own network on task j's data, class
 index against class index; None where the two do not have the same number of classes.
+
+Long runs measure fewer cells: see `MATRICES`. A cell that was not measured is None, never a number
+that it ought to have, and a metric that needs such a cell is None.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
 Row = list[float | None]
 Matrix = Sequence[Sequence[float | None]]
 
+MATRICES = {  # which cells of the accuracy matrix are measured
+    "full": "every cell",
+    "diagonal": "each task when it was learned, and all tasks at the end",
+    "last": "all tasks at the end",
+}
+MatrixKind = Literal["full", "diagonal", "last"]
+MAX_FULL = 50  # tasks up to which every cell is measured by default: cells grow with their square
 CHUNK = 2000  # raw inputs at a time, so that large test sets stay on disk
 
 
@@ -43,9 +53,20 @@ class Probe:
         return cls(task.name, task.classes, task.valid, "valid")
 
 
-def measure_row(learner: Learner, probes: Sequence[Probe], learned: int) -> Row:
-    """Row `learned` of the accuracy matrix: every task's accuracy now, each cell measured."""
-    row: Row = [accuracy(learner, probe) for probe in probes[: learned + 1]]
+def measure_row(
+    learner: Learner, probes: Sequence[Probe], learned: int, matrix: MatrixKind = "full"
+) -> Row:
+    """Row `learned` of the accuracy matrix: the tasks' accuracies now, as far as they are measured.
+
+    `matrix` says which cells are: one of `MATRICES`.
+    """
+    row: Row
+    if matrix != "full" and learned < len(probes) - 1:
+        row = [None] * len(probes)
+        if matrix == "diagonal":
+            row[learned] = accuracy(learner, probes[learned])
+        return row
+    row = [accuracy(learner, probe) for probe in probes[: learned + 1]]
     current = probes[learned]
     return row + [accuracy_ahead(learner, current, probe) for probe in probes[learned + 1 :]]
 
@@ -115,18 +136,16 @@ def average_accuracy(matrix: Matrix) -> float:
     return _mean([_known(value) for value in _square(matrix)[-1]])
 
 
-def average_accuracy_over_time(matrix: Matrix) -> float:
+def average_accuracy_over_time(matrix: Matrix) -> float | None:
     """A of Díaz-Rodríguez et al.: the mean of the lower triangle with its diagonal."""
-    rows = _square(matrix)
-    return _mean([_known(rows[i][j]) for i in range(len(rows)) for j in range(i + 1)])
+    rows = _lower_triangle(matrix)
+    return None if rows is None else _mean([value for row in rows for value in row])
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
     """BWT of Díaz-Rodríguez et al.: the mean change R[i, j] - R[j, j] below the diagonal."""
-    rows = _square(matrix)
-    changes = [
-        _known(rows[i][j]) - _known(rows[j][j]) for i in range(1, len(rows)) for j in range(i)
-    ]
+    rows = _lower_triangle(matrix) or []
+    changes = [rows[i][j] - rows[j][j] for i in range(1, len(rows)) for j in range(i)]
     return _mean(changes) if changes else None
 
 
@@ -147,11 +166,9 @@ def forward_transfer(matrix: Matrix, num_classes: Sequence[int] | None = None) -
 
 def forgetting(matrix: Matrix) -> float | None:
     """The mean, over all tasks but the last, of how far accuracy fell from its earlier best."""
-    rows = _square(matrix)
+    rows = _lower_triangle(matrix) or []
     last = len(rows) - 1
-    falls = [
-        max(_known(rows[i][j]) for i in range(j, last)) - _known(rows[last][j]) for j in range(last)
-    ]
+    falls = [max(rows[i][j] for i in range(j, last)) - rows[last][j] for j in range(last)]
     return _mean(falls) if falls else None
 
 
@@ -168,7 +185,14 @@ def _square(matrix: Matrix) -> Matrix:
     return matrix
 
 
+def _lower_triangle(matrix: Matrix) -> list[list[float]] | None:
+    """The cells up to the diagonal; None where some of them were not measured."""
+    rows = [list(row[: i + 1]) for i, row in enumerate(_square(matrix))]
+    known = [[value for value in row if value is not None] for row in rows]
+    return known if [len(row) for row in known] == [len(row) for row in rows] else None
+
+
 def _known(value: float | None) -> float:
     if value is None:
-        raise SettingError("an accuracy matrix has a number in every cell up to its diagonal.")
+        raise SettingError("an accuracy matrix has a number in every cell of its last row.")
     return value

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tinysubnets.errors import SettingError
+from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.files import friendly_os_errors
@@ -140,8 +141,8 @@ def describe_epoch(report: EpochReport, clock: Clock) -> str:
 
 def describe_task(event: TaskLearned) -> str:
     """A learned task in one line."""
-    report, accuracy = event.report, event.row[event.index] or 0.0
-    parts = [f"accuracy {100 * accuracy:.2f} %"]
+    report, accuracy = event.report, event.row[event.index]
+    parts = ["accuracy not measured" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"]
     if hasattr(report, "bits"):
         parts.append(f"bank {report.bank}, {report.bits} bits, density {report.density:.3f}")
     parts.append(f"{report.training_seconds:.1f} s")
@@ -178,6 +179,9 @@ def _matrix(result: Mapping[str, Any]) -> str:
     rows: Sequence[Sequence[float | None]] = result["accuracy_matrix"]
     where = " and ".join(result["measured_on"])
     title = f"accuracy in % on {where} data: row = after task, column = task"
+    kind = result.get("matrix") or "full"
+    if kind != "full":
+        title += f"\nmeasured: {MATRICES[kind]} (--matrix {kind}); – was not measured"
     if len(rows) > MAX_MATRIX:
         title += "\n(the whole matrix is in result.json; here its last row)"
     cells = [
@@ -190,6 +194,8 @@ def _matrix(result: Mapping[str, Any]) -> str:
 
 def _metrics(result: Mapping[str, Any]) -> str:
     m = result["metrics"]
+    full = (result.get("matrix") or "full") == "full"
+    undefined = "not defined" if full else "needs --matrix full"
     names = {
         "average_accuracy": "average accuracy (ACC)",
         "average_accuracy_over_time": "mean over time (A)",
@@ -200,7 +206,7 @@ def _metrics(result: Mapping[str, Any]) -> str:
     }
     return text_table(
         [
-            (text, "not defined" if m[key] is None else f"{100 * m[key]:.2f} %")
+            (text, undefined if m[key] is None else f"{100 * m[key]:.2f} %")
             for key, text in names.items()
         ]
     )

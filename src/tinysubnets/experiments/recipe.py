@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tinysubnets import __version__, config, scenarios
 from tinysubnets.errors import SettingError, unknown
 from tinysubnets.experiments import methods as learners
+from tinysubnets.experiments.metrics import MATRICES, MatrixKind
 from tinysubnets.experiments.run_dir import FORMAT
 
 if TYPE_CHECKING:
@@ -192,7 +193,8 @@ class Plan:
     `threads` None means one for small networks and torch's own choice for others.
 
     `data` is the local folder of data sets. `checkpoint_seconds` is the least time between two
-    checkpoints.
+    checkpoints. `matrix` says which cells of the accuracy matrix are measured, one of
+    `metrics.MATRICES`; None measures every cell of up to 50 tasks, and "diagonal" of more.
     """
 
     recipe: Recipe
@@ -201,8 +203,11 @@ class Plan:
     threads: int | None = None
     data: str | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+    matrix: MatrixKind | None = None
 
     def __post_init__(self) -> None:
+        if self.matrix is not None and self.matrix not in MATRICES:
+            raise SettingError(unknown("matrix", str(self.matrix), MATRICES))
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise SettingError(
                 f"threads = {self.threads} is not allowed; give 1 to {MOST_THREADS:,}."
@@ -228,6 +233,7 @@ class Plan:
             "threads": self.threads,
             "data": self.data,
             "checkpoint_seconds": self.checkpoint_seconds,
+            "matrix": self.matrix,
         }
         values = self.recipe.as_dict()
         plain = {k: values.pop(k) for k in ("scenario", "method")}
@@ -241,6 +247,8 @@ class Plan:
             k: None if run[k] == "none" else run[k]
             for k in ("seed", "device", "threads", "data", "checkpoint_seconds")
         }
+        given["matrix"] = run.get("matrix", "full")  # runs of before had no other
+        given["matrix"] = None if given["matrix"] == "none" else given["matrix"]
         return cls(complete(run["recipe"], values), **given)
 
 

@@ -53,6 +53,7 @@ def build(
         "measured_on": sorted({p.measured_on for p in probes}),
         "settings": recipe.as_dict(),
         "accuracy_matrix": matrix,
+        "matrix": plan.matrix,
         "metrics": metrics.summary(matrix, [len(p.classes) for p in probes]),
         "tasks": [
             _task(learner, probe, size, matrix[i][i], matrix[-1][i])
@@ -189,6 +190,11 @@ class Run:
     def matrix(self) -> list[list[float | None]]:
         """The accuracy matrix as fractions of 1."""
         return list(self.result["accuracy_matrix"])
+
+    @property
+    def matrix_kind(self) -> str:
+        """Which cells of the accuracy matrix were measured, a key of `metrics.MATRICES`."""
+        return str(self.result.get("matrix") or "full")
 
     def metric(self, name: str) -> float | None:
         """A metric of the accuracy matrix as a fraction of 1; None where it is not defined."""

@@ -28,7 +28,7 @@ from tinysubnets.experiments.checkpoint import (
     Checkpoint,
     Checkpoints,
 )
-from tinysubnets.experiments.metrics import Probe, Row, measure_row
+from tinysubnets.experiments.metrics import MAX_FULL, Probe, Row, measure_row
 from tinysubnets.experiments.recipe import Plan, build_architecture
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors
@@ -57,7 +57,7 @@ class TaskBegun:
 
 @dataclass(frozen=True)
 class TaskLearned:
-    """A task was learned, and all tasks were measured."""
+    """A task was learned, and tasks were measured as the plan's `matrix` says."""
 
     index: int
     num_tasks: int
@@ -103,6 +103,9 @@ class Experiment:
             plan = replace(plan, threads=1 if small else torch.get_num_threads())
         assert plan.threads is not None
         torch.set_num_threads(plan.threads)
+        if plan.matrix is None:
+            short = len(self.probes) <= MAX_FULL
+            plan = replace(plan, matrix="full" if short else "diagonal")
         self.plan = plan
         self.learner = learners.build(
             recipe.method,
@@ -225,10 +228,12 @@ class Experiment:
             yield report
         trainer.finish()
         self._trainer, self._learned_is_saved = None, False
-        row = measure_row(self.learner, self.probes, index)
+        assert self.plan.matrix is not None
+        row = measure_row(self.learner, self.probes, index, self.plan.matrix)
         self.matrix.append(row)
         learned = TaskLearned(index, len(self.probes), self.learner.reports[task.name], row)
-        self.folder.log(f"learned {task.name}: accuracy {row[index]:.4f}")
+        measured = "not measured" if row[index] is None else f"{row[index]:.4f}"
+        self.folder.log(f"learned {task.name}: accuracy {measured}")
         self._save_if_due_()
         yield learned
 

@@ -9,11 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tinysubnets.coding.bits import pack_mask
 from tinysubnets.method.pruning import Candidate, Pruned, PruningSettings, post_prune
 from tinysubnets.model.subnet import CodebookTensor, code
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.training.evaluate import EvalResult, check_finite, recalibrate_batchnorm
 from tinysubnets.training.loop import Training
+from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, stages_of
 
 MAX_BITS = 8
 TASK_PARAM_LEVELS = (4, 5, 6, 8, 16, 32)
@@ -115,13 +117,21 @@ class Compressor:
         - `references`: masks that the task's own may be coded against.
         - `path`: the seed path that draws layers.
         """
-        values, training = self.weights(self.mask, own), self.training
-        current = self.mask.clone()
+        values = self.weights(self.mask, own)
+        measure = self._by_stages(values, settings.samples)
+        measure = measure or self._as_a_whole(values, settings.samples)
+        here = tuple(r.to(self.mask.device) for r in references)
+        candidate = Candidate(self.mask, values, self.module.owned, bits, here)
+        return post_prune(candidate, self.layout, settings, measure, path)
+
+    def _as_a_whole(self, values: Tensor, samples: int) -> Callable[[Tensor], float]:
+        """The accuracy of these weights under a mask, by a CUDA graph where it can be."""
+        training, current = self.training, self.mask.clone()
 
         def count() -> Tensor:
             kept = torch.where(self.layout.expand(current), values, 0.0)
             precision = training.settings.precision  # candidates are only compared
-            return training.count_correct(self.tensors(kept), settings.samples, precision)
+            return training.count_correct(self.tensors(kept), samples, precision)
 
         counts = training.captured(count)
 
@@ -129,9 +139,53 @@ class Compressor:
             current.copy_(mask)
             return EvalResult.of(counts(), len(training.valid)).ranked_accuracy
 
-        here = tuple(r.to(self.mask.device) for r in references)
-        candidate = Candidate(self.mask, values, self.module.owned, bits, here)
-        return post_prune(candidate, self.layout, settings, measure, path)
+        return measure
+
+    def _by_stages(self, values: Tensor, samples: int) -> Callable[[Tensor], float] | None:
+        """The same accuracy, with what comes before a changed layer remembered.
+
+        None where a CUDA graph is faster, and for networks that are no chain of stages.
+        """
+        training, layout, all_tensors = self.training, self.layout, self.tensors(values)
+        stages = [] if training.can_capture else stages_of(self.module.architecture)
+        if not stages:
+            return None
+        staged = StagedEvaluation(
+            self.module.architecture,
+            stages,
+            training.train,
+            training.valid,
+            samples=samples,
+            precision=training.settings.precision,
+        )
+        # The last versions of each tensor: its part of the mask, the same as bytes, its weights.
+        versions: list[list[tuple[Tensor, bytes, Tensor]]] = [[] for _ in layout.shared]
+
+        def version(place: int, mask: Tensor) -> tuple[Tensor, bytes, Tensor]:
+            known = next((v for v in versions[place] if torch.equal(v[0], mask)), None)
+            if known is None:
+                whole = all_tensors[layout.shared[place].name]
+                lost = ~layout.blocks[place].expand(mask).view(whole.shape)
+                key = pack_mask(mask.cpu().numpy()).tobytes()
+                known = mask.clone(), key, whole.masked_fill(lost, 0.0)
+            # Two are in use at a time: the one that is kept, and the one on trial.
+            others = [v for v in versions[place] if v is not known]
+            versions[place] = [*others[-1:], known]
+            return known
+
+        def measure(mask: Tensor) -> float:
+            tensors, keys = dict(all_tensors), {}
+            for place, (spec, (i, j)) in enumerate(
+                zip(layout.shared, layout.block_segments, strict=True)
+            ):
+                _, keys[spec.name], tensors[spec.name] = version(place, mask[i:j])
+            return EvalResult.of(staged.count(tensors, keys), len(training.valid)).accuracy
+
+        try:
+            measure(self.mask)  # remembered, so it is not lost
+        except ChangedInputError:
+            return None
+        return measure
 
     def task_params(
         self, compressed: Compressed, settings: TaskParamSettings

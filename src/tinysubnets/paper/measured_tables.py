@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.results import Group, Run, Spread, grouped
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.model.size import worked_example_bits
@@ -139,6 +140,8 @@ def matrix(runs: Sequence[Run], scenario: str, where: str, out: str | Path | Non
         return Table(name, title, ("after task", "accuracy"), (("–", NOT_RUN),), notes.MATRIX, 1)
     run = groups[0].runs[0]
     title += f" ({method_label(groups[0])}, {run.recipe}, seed {run.seed})"
+    if run.matrix_kind != "full":
+        title += f"; measured: {MATRICES.get(run.matrix_kind, 'some cells')}"
     if out is not None:
         from tinysubnets.report.figures import accuracy_matrix
 

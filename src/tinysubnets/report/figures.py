@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.results import Group, Run, grouped
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import CodebookTensor
@@ -84,6 +85,15 @@ def accuracy_matrix(run: Run) -> Figure:
         if lost
         else "No column changes below the diagonal: nothing was forgotten."
     )
+    if run.matrix_kind != "full":
+        cells = MATRICES.get(run.matrix_kind, "some cells")
+        return Figure(
+            "accuracy-matrix",
+            "Accuracy of the tasks",
+            drawing,
+            f"Accuracy in % on each task's {measured} data. Measured: {cells} (--matrix "
+            f"{run.matrix_kind}). Empty cells were not measured, and nothing is said of them.",
+        )
     return Figure(
         "accuracy-matrix",
         "Accuracy after every task",
@@ -487,6 +497,8 @@ def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:
     for index, (group, name) in enumerate(_named(grouped(runs))):
         tables, points = [r.matrix for r in group.runs], []
         for i in range(min(len(t) for t in tables)):
+            if any(v is None for t in tables for v in t[i][: i + 1]):
+                continue  # not all tasks were measured here
             cells = [v for t in tables for v in t[i][: i + 1] if v is not None]
             points.append((i + 1.0, 100 * sum(cells) / len(cells)))
         note = f"{group.method} ({group.recipe}): {points[-1][1]:.2f} % at the end"

@@ -76,10 +76,12 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     accuracy = groups[0].spread(lambda r: r.metric("average_accuracy"))
     shown = f"{accuracy.mean * 100:.1f} % mean accuracy" if accuracy else "no accuracy"
     lost = groups[0].spread(lambda r: r.metric("forgetting"))
-    kept = f"{lost.mean * 100:.1f} points" if lost and lost.mean else "nothing"
+    kept = f"{lost.mean * 100:.1f} points forgotten" if lost and lost.mean else "nothing forgotten"
+    if any(run.matrix_kind != "full" for run in runs):
+        kept = "forgetting not measured"
     size = groups[0].spread(lambda r: r.size_bytes)
     weighs = f", {size_text(size.mean)} in all" if size else ""
-    return f"{tasks} in one network by {first.method}: {shown}, {kept} forgotten{weighs}."
+    return f"{tasks} in one network by {first.method}: {shown}, {kept}{weighs}."
 
 
 def tiles(group: Group) -> list[dict[str, str]]:

@@ -71,10 +71,15 @@ def count_correct(
             logits = architecture(tensors, inputs).float()
         if adjust_logits is not None:
             logits = adjust_logits(logits, labels)
-        correct = (logits.argmax(1) == labels).sum()
-        loss = functional.cross_entropy(logits, labels, reduction="sum")
-        counts += torch.stack([correct.double(), loss.double()])
+        counts += count_answers(logits, labels)
     return counts
+
+
+def count_answers(logits: Tensor, labels: Tensor) -> Tensor:
+    """The number of correct answers of a batch and the sum of its losses, float64 [2]."""
+    correct = (logits.argmax(1) == labels).sum()
+    loss = functional.cross_entropy(logits, labels, reduction="sum")
+    return torch.stack([correct.double(), loss.double()])
 
 
 @torch.no_grad()
@@ -135,14 +140,16 @@ def recalibrate_batchnorm(
         with arithmetic(precision, deterministic=True):
             architecture({**tensors, **own}, inputs, "calibrate")  # written into `own`
         found.append((len(inputs), own))
-    return {**tensors, **(found[0][1] if len(found) == 1 else _pooled(found))}
+    return {**tensors, **pooled_stats(found)}
 
 
-def _pooled(found: list[tuple[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Means and variances of all samples together, from those of several batches.
+def pooled_stats(found: list[tuple[int, dict[str, Tensor]]]) -> dict[str, Tensor]:
+    """Means and variances of all samples together, from the size and those of each batch.
 
     The variance of the whole is the mean of squares less the square of the mean.
     """
+    if len(found) == 1:
+        return found[0][1]
     out, total = {}, sum(size for size, _ in found)
     for name in (n for n in found[0][1] if n.endswith("running_mean")):
         spread = name.replace("running_mean", "running_var")

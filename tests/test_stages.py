@@ -1,0 +1,137 @@
+"""Stage by stage: the answers of the whole network, without computing what did not change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nets import mlp, stack
+from tinysubnets import networks
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.loader import DeviceLoader
+from tinysubnets.tasks.task import Task
+from tinysubnets.training import evaluate, stages
+from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, stages_of
+
+SAMPLES = 48
+
+
+class PreActivation(nn.Module):
+    """A block that overwrites its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(10, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.relu_())
+
+
+def with_norms() -> nn.Module:
+    layers = [nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 10)]
+    return stack(*layers, nn.BatchNorm1d(10), nn.Dropout(), nn.Linear(10, 10), head=10)
+
+
+def nested() -> nn.Module:
+    inside = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Sequential(nn.Linear(10, 10)))
+    return stack(nn.Linear(6, 10), nn.ReLU(), inside, head=10)
+
+
+def images() -> nn.Module:
+    return networks.build("resnet18", classes=3, in_channels=1, width=4)
+
+
+def problem(net: nn.Module, shape: tuple[int, ...]) -> tuple[Architecture, dict[str, Tensor], Task]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(160, *shape, generator=generator)
+    labels = torch.randint(0, 3, (160,), generator=generator)
+    task = Task.from_arrays("t", inputs, labels)
+    tensors = {n: t.detach().clone() for n, t in net.state_dict().items()}
+    return Architecture(net), tensors, task
+
+
+def staged(
+    architecture: Architecture, task: Task, remembered_bytes: int = 1 << 24
+) -> tuple[StagedEvaluation, DeviceLoader, DeviceLoader]:
+    train = DeviceLoader(task.train, task.normalization, "cpu")
+    valid = DeviceLoader(task.valid, task.normalization, "cpu")
+    made = StagedEvaluation(
+        architecture,
+        stages_of(architecture),
+        train,
+        valid,
+        samples=SAMPLES,
+        precision="float32",
+        remembered_bytes=remembered_bytes,
+    )
+    return made, train, valid
+
+
+def keys(architecture: Architecture, tensors: dict[str, Tensor]) -> dict[str, bytes]:
+    return {s.name: tensors[s.name].numpy().tobytes() for s in architecture.shared}
+
+
+@pytest.mark.parametrize("remembered_bytes", [0, 6000, 1 << 24])
+@pytest.mark.parametrize("batch", [2000, 20])  # 20: statistics pooled over three batches
+@pytest.mark.parametrize(
+    ("make", "shape"), [(mlp, (6,)), (with_norms, (6,)), (nested, (6,)), (images, (1, 8, 8))]
+)
+def test_counts_are_those_of_the_whole_network(
+    make, shape, batch: int, remembered_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "EVAL_BATCH", batch)
+    architecture, tensors, task = problem(make(), shape)
+    made, train, valid = staged(architecture, task, remembered_bytes)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(8):
+        if step:  # change one shared tensor; every other time take the change back
+            name = architecture.shared[step * 5 % len(architecture.shared)].name
+            before = tensors
+            lost = torch.rand(tensors[name].shape, generator=generator) < 0.2
+            tensors = tensors | {name: tensors[name].masked_fill(lost, 0.0)}
+        own = evaluate.recalibrate_batchnorm(architecture, tensors, train, SAMPLES, batch)
+        whole = evaluate.count_correct(architecture, own, valid, batch_size=batch)
+        parts = made.count(tensors, keys(architecture, tensors))
+        if len(shape) == 1:
+            assert torch.equal(whole, parts)
+        else:  # channels last: other sums
+            torch.testing.assert_close(whole, parts, rtol=1e-4, atol=1e-4)
+        if step % 2:
+            tensors = before
+
+
+def test_only_what_follows_a_change_is_computed() -> None:
+    architecture, tensors, task = problem(nested(), (6,))
+    made, _, _ = staged(architecture, task)
+    names = [s.name for s in architecture.shared]
+    assert len(names) == len(made.stages) == 3
+
+    def computed(values: dict[str, Tensor]) -> int:
+        before = made.num_computed
+        made.count(values, keys(architecture, values))
+        return made.num_computed - before
+
+    first, middle, last = ({n: tensors[n] * 2} for n in names)
+    assert computed(tensors) == 3 and computed(tensors) == 0
+    assert computed(tensors | last) == 1
+    assert computed(tensors | middle) == 2
+    assert computed(tensors | first) == 3
+    assert computed(tensors | first | last) == 1  # the first two are those of the rejected trial
+    assert computed(tensors) == 0
+
+
+def test_a_network_that_is_no_chain_has_no_stages() -> None:
+    vit = networks.build("vit", classes=3, in_channels=1, image_size=8, width=8, depth=1, heads=2)
+    assert stages_of(Architecture(vit)) == []
+    tied = stack(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), head=10)
+    tied[2].weight = tied[0].weight
+    assert stages_of(Architecture(tied)) == []
+
+
+def test_writing_into_an_input_is_noticed() -> None:
+    net = stack(nn.Linear(6, 10), PreActivation(), head=10)
+    architecture, tensors, task = problem(net, (6,))
+    made, _, _ = staged(architecture, task)
+    with pytest.raises(ChangedInputError):
+        made.count(tensors, keys(architecture, tensors))
