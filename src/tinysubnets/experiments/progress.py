@@ -14,6 +14,7 @@ from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.files import friendly_os_errors
+from tinysubnets.method.core import SubnetReport
 from tinysubnets.text import for_terminal
 from tinysubnets.training.loop import EpochReport
 
@@ -143,7 +144,7 @@ def describe_task(event: TaskLearned) -> str:
     """A learned task in one line."""
     report, accuracy = event.report, event.row[event.index]
     parts = ["accuracy not measured" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"]
-    if hasattr(report, "bits"):
+    if isinstance(report, SubnetReport):
         parts.append(f"bank {report.bank}, {report.bits} bits, density {report.density:.3f}")
     parts.append(f"{report.training_seconds:.1f} s")
     name = for_terminal(report.name)
