@@ -535,7 +535,7 @@ def test_nothing_else_needs_optuna() -> None:
     package = Path(search_space.__file__).parent.parent
     users = [p for p in package.rglob("*.py") if "import optuna" in p.read_text(encoding="utf-8")]
     assert [p.name for p in users] == ["search.py"]
-    code = "import sys, tinysubnets.cli as c; c._parser(); sys.exit('optuna' in sys.modules)"
+    code = "import sys, tinysubnets.cli as c; c.parser(); sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

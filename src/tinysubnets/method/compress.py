@@ -179,7 +179,8 @@ class Compressor:
                 zip(layout.shared, layout.block_segments, strict=True)
             ):
                 _, keys[spec.name], tensors[spec.name] = version(place, mask[i:j])
-            return EvalResult.of(staged.count(tensors, keys), len(training.valid)).accuracy
+            counts = staged.count(tensors, keys)
+            return EvalResult.of(counts, len(training.valid)).ranked_accuracy
 
         try:
             measure(self.mask)  # remembered, so it is not lost
