@@ -26,7 +26,7 @@ CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
 BAR_WIDTH = 24
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
-PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata")
+PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing", "metadata")
 _MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
 
 

@@ -68,9 +68,7 @@ def load(
         seed=manifest.seed,
         device=device,
     )
-    store.banks, store.subnets = contents.banks, contents.subnets
-    for bank in store.banks:
-        bank.layout = store.layout
+    contents.put_into(store)
     store.saved_as, store.is_partial = identity, task is not None
     return store
 

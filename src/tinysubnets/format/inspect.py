@@ -16,7 +16,7 @@ from torch import nn
 
 from tinysubnets.coding.seven_task_huffman import seven_tasks_size
 from tinysubnets.errors import DamageError
-from tinysubnets.format.container import COMMON, KINDS, ModelFile, model_path, places
+from tinysubnets.format.container import ModelFile, model_path
 from tinysubnets.format.folder import load
 from tinysubnets.format.io import Contents, ledger_of_sizes, read_contents
 from tinysubnets.model.size import Ledger
@@ -55,10 +55,17 @@ def inspect(where: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _ledger(file: ModelFile, contents: Contents) -> Ledger:
-    sizes = {kind: [file.size(kind)] for kind in COMMON}
-    sizes |= {kind: [file.size(kind, i) for i in range(file.num_tasks)] for kind in KINDS}
-    subnets = list(contents.subnets.values())
-    return ledger_of_sizes(sizes, file.header_bytes, subnets, contents.manifest.layout)
+    scheme, count = file.scheme, file.num_tasks
+    sizes = {kind: [file.size(kind)] for kind in scheme.common}
+    sizes |= {kind: [file.size(kind, i) for i in range(count)] for kind in scheme.kinds}
+    layout = contents.manifest.layout
+    return ledger_of_sizes(sizes, file.header_bytes, _entries(contents), layout, file.version)
+
+
+def _entries(contents: Contents) -> list[Subnet]:
+    """All subnets in the order of learning, those without a name too."""
+    found = [*contents.subnets.values(), *contents.nameless.values()]
+    return sorted(found, key=lambda s: s.number)
 
 
 def _task(subnet: Subnet, contents: Contents, ledger: Ledger) -> dict[str, Any]:
@@ -67,6 +74,8 @@ def _task(subnet: Subnet, contents: Contents, ledger: Ledger) -> dict[str, Any]:
     accuracy = subnet.valid_accuracy
     return {
         "name": subnet.name,
+        "number": subnet.number,
+        "isolated": subnet.isolated,
         "classes": list(subnet.classes),
         "bank": subnet.bank,
         "reason": None if subnet.decision is None else subnet.decision.reason,
@@ -103,8 +112,9 @@ def _reference(subnet: Subnet, contents: Contents) -> str:
     kind = 0 if subnet.coded_mask is None else subnet.coded_mask.reference
     if kind < FIRST_MEMBER:
         return REFERENCES[kind]
-    members = [s.name for s in contents.subnets.values() if s.bank == subnet.bank]
-    return f"the mask of {members[kind - FIRST_MEMBER]!r}"
+    members = [s.name for s in _entries(contents) if s.bank == subnet.bank]
+    name = members[kind - FIRST_MEMBER]
+    return f"the mask of {name!r}" if name else "what a removed task left"
 
 
 def _bank(number: int, contents: Contents) -> dict[str, Any]:
@@ -112,7 +122,13 @@ def _bank(number: int, contents: Contents) -> dict[str, Any]:
     owned = int(layout.expand(contents.banks[number].owned).count_nonzero())
     members = [s.name for s in contents.subnets.values() if s.bank == number]
     free = layout.num_weights - owned
-    return {"tasks": members, "owned_weights": owned, "free_share": free / layout.num_weights}
+    nameless = sum(s.num_new for s in contents.nameless.values() if s.bank == number)
+    return {
+        "tasks": members,
+        "owned_weights": owned,
+        "nameless_weights": nameless,
+        "free_share": free / layout.num_weights,
+    }
 
 
 def _free_share(contents: Contents) -> float:
@@ -179,9 +195,12 @@ def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = 
     """
     path = model_path(where)
     with ModelFile(path) as file:
-        sections = places(file.num_tasks)
-        for kind, task in sections:
-            file.section(kind, task)
+        for kind in file.scheme.common:
+            file.section(kind)
+        for task in range(file.num_tasks):
+            for kind in file.scheme.kinds:
+                file.section(kind, task)
+        num_sections = len(file.scheme.common) + file.num_tasks * len(file.scheme.kinds)
         contents = read_contents(file)
     for subnet in contents.subnets.values():
         for name, tensor in subnet.task_tensors().items():
@@ -196,4 +215,4 @@ def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = 
         store = load(path, net)
         for name in store.tasks:
             store.tensors(name)
-    return Checked(file.file_bytes, len(sections), file.num_tasks, known or net is not None)
+    return Checked(file.file_bytes, num_sections, len(contents.subnets), known or net is not None)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from tinysubnets import config
-from tinysubnets.method.banks import choose_bank, remember
+from tinysubnets.method.banks import choose_bank, new_bank, remember
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetTrainer
 from tinysubnets.method.pruning import PruningSettings
@@ -78,12 +78,21 @@ class TinySubNets(MaskedLearner):
     # Algorithm 1: `learn` runs `begin`, all epochs and the trainer's `finish`, which compresses the
     # best epoch by `_compress`, stores the task-specific parameters and claims the subnet.
 
-    def begin(self, task: Task) -> SubnetTrainer:
-        """Check a task, choose its bank and set up its training; nothing is learned yet."""
+    def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer:
+        """Check a task, choose its bank and set up its training; nothing is learned yet.
+
+        - `isolated`: whether it gets a bank for itself; by default as the settings say.
+        """
         self._check(task)
         settings = self.settings
-        memory = remember(task, settings)
-        decision = choose_bank(self.store, memory, settings)
+        isolated = settings.isolated if isolated is None else isolated
+        # Nothing of an isolated task enters a later one, so nothing is kept to compare it by.
+        memory = None if isolated else remember(task, settings)
+        decision = (
+            BankDecision(new_bank(self.store), "isolated: a bank of its own")
+            if isolated
+            else choose_bank(self.store, memory, settings)
+        )
         return SubnetTrainer(
             self.core,
             task,
@@ -93,6 +102,7 @@ class TinySubNets(MaskedLearner):
             task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
             reports=self.reports,
             memory=memory,
+            isolated=isolated,
         )
 
     def _module(self, task: Task, decision: BankDecision) -> TaskModule:
@@ -134,7 +144,7 @@ class TinySubNets(MaskedLearner):
             bits,
             self.pruning,
             references=tuple(s.mask for s in others),
-            path=(settings.seed, "task", len(self.store.subnets)),
+            path=(settings.seed, "task", self.store.next_number),
         )
         own = trained.encode(pruned.mask, bits)  # the codebooks fit what is left
         return Compressed(pruned.mask, bits, own, time.perf_counter() - begin)

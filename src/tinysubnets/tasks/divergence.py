@@ -19,6 +19,7 @@ from torch.nn.functional import adaptive_avg_pool1d
 
 from tinysubnets import seeds
 from tinysubnets.errors import TaskError
+from tinysubnets.tasks.checks import is_tokens
 
 GRID = 8  # cells per spatial axis of an image
 GROUPS = 64  # groups of a vector
@@ -72,6 +73,13 @@ def summarise(
         one, other = features[order[:half]], features[order[half:]]
         noise += _compare(_describe(one, kind), _describe(other, kind))
     return InputStatistics(kind, *_describe(features, kind), noise / HALVINGS / 2, len(samples))
+
+
+def statistics_of(memory: InputStatistics | Tensor, seed: int) -> InputStatistics:
+    """The statistics that a task's memory is or gives: those of its samples where it has them."""
+    if isinstance(memory, InputStatistics):
+        return memory
+    return summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
 
 
 def divergence(a: InputStatistics, b: InputStatistics) -> float:
