@@ -171,7 +171,8 @@ def whole_store() -> SubnetStore:
     preprocessing = {"resize": 36, "crop": [32, 32], "mode": "RGB", "mean": [0.5, 0.25]}
     add_task(made, 0, routing={"energy": torch.tensor([1.5, -2.25]), "count": torch.ones(1)})
     add_task(made, 2, bank=1)
-    add_task(made, 5, preprocessing=preprocessing)
+    energy = {"count": torch.ones(1), "energy": torch.tensor([0.5, 2.0])}
+    add_task(made, 5, preprocessing=preprocessing, routing=energy)
     add_task(made, 6, bank=2, isolated=True, memory=None)
     folded = {
         "norm.running_mean": constant(0.0, 12),

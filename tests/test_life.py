@@ -271,3 +271,22 @@ def test_preprocessing_and_routing_round_trip(tmp_path: Path) -> None:
         models.add_task(odd, 4, preprocessing=wrong)
         with pytest.raises(ArtifactError, match="preprocessing"):
             data(odd)
+
+
+def test_a_file_grows_linearly_with_its_tasks(tmp_path: Path) -> None:
+    """Beside what is its own, a task takes an entry in the header, a record and two hashes."""
+
+    def metadata(count: int) -> float:
+        store = models.store("named", 1)
+        first = store.subnet("task 0")
+        for number in range(1, count):
+            name = f"permutation-{number}"
+            reason = f"nearest is {first.name!r} at {number / 7:.2f} >= 3, but all banks are open"
+            decision = models.BankDecision(0, reason, first.name)
+            models.add_task(store, 2 * number, name=name, decision=decision, memory=None)
+        total = store.ledger().total
+        return (total.metadata + total.memory) / 8
+
+    few, some, many = metadata(10), metadata(60), metadata(110)
+    assert many - some < 1.2 * (some - few)
+    assert (many - few) / 100 < 250  # bytes a task

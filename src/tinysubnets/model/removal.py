@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import torch
 
 from tinysubnets.coding.bits import unpack_mask
 from tinysubnets.model.subnet import BASE, NO_BANK, CodebookTensor, PackedMask, Subnet
+from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
 
 if TYPE_CHECKING:
@@ -53,10 +54,8 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     for number in [NO_BANK, *range(len(store.banks))]:
         members = [s for s in before if s.bank == number]
         whole = [s for s in members if _stays(s, gone) or s.number in needed]
-        used = np.zeros(-(-store.layout.num_blocks // 8), np.uint8)
-        for subnet in whole:
-            used |= subnet.packed_mask.bits
-        owned = np.zeros_like(used)
+        used = union(whole, store.layout)
+        owned, owned_after = np.zeros_like(used), np.zeros_like(used)
         changed = False
         after: list[Subnet] = []
         for subnet in members:
@@ -75,8 +74,9 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
             changed |= left is None or not np.array_equal(left.packed_mask.bits, bits)
             if left is not None:
                 if changed or left.coded_mask is None:
-                    left = replace(left, coded_mask=store.coded_mask(left, after))
+                    left = replace(left, coded_mask=store.coded_mask(left, after, owned_after))
                 after.append(left)
+                owned_after = owned_after | left.packed_mask.bits
         entries |= {s.number: s for s in after}
         if number != NO_BANK and changed:
             blocks = torch.from_numpy(unpack_mask(used, store.layout.num_blocks))
@@ -87,9 +87,26 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
         if s.number not in gone
     }
     store.nameless = {n: s for n, s in sorted(entries.items()) if not s.name}
-    users |= {s.number for s in before if s.reference in gone}
-    used_by = tuple(n for n, s in store.subnets.items() if s.number in users)
+    chains = {n: _chain(s, entries) for n, s in store.subnets.items()}
+    used_by = tuple(n for n, chain in chains.items() if chain & (users | gone))
     return Removal(freed, kept, used_by)
+
+
+def union(subnets: Iterable[Subnet], layout: Layout) -> np.ndarray:
+    """What any of some masks holds, at one bit per block."""
+    found = np.zeros(-(-layout.num_blocks // 8), np.uint8)
+    for subnet in subnets:
+        found |= subnet.packed_mask.bits
+    return found
+
+
+def _chain(subnet: Subnet, entries: Mapping[int, Subnet]) -> set[int]:
+    """The numbers of all entries whose weights a subnet adds up, its own among them."""
+    found = {subnet.number}
+    while subnet.reference not in (None, BASE):
+        subnet = entries[int(subnet.reference or 0)]
+        found.add(subnet.number)
+    return found
 
 
 def _stays(subnet: Subnet, gone: set[int]) -> bool:

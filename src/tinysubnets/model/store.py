@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.model.bank import Bank, Base
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
-from tinysubnets.model.removal import Removal, remove_
+from tinysubnets.model.removal import Removal, remove_, union
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import BASE, FREE_SCORES, NO_BANK, SCORES, CodedMask, Subnet
 from tinysubnets.nn.architecture import Architecture
@@ -112,7 +113,12 @@ class SubnetStore:
         self._check_place(subnet)
         while len(self.banks) <= subnet.bank:
             self.banks.append(Bank(self.layout))
-        stored = _as_stored(subnet, self.coded_mask(subnet, self.entries(subnet.bank)))
+        earlier = self.entries(subnet.bank)
+        if subnet.bank == NO_BANK:
+            owned = union(earlier, self.layout)
+        else:
+            owned = pack_mask(self.banks[subnet.bank].owned.numpy())
+        stored = _as_stored(subnet, self.coded_mask(subnet, earlier, owned))
         if subnet.bank != NO_BANK:
             own = [c.decode() for c in subnet.own]
             self.banks[subnet.bank].claim_(stored.mask, torch.cat(own))
@@ -139,17 +145,17 @@ class SubnetStore:
                 f"bank {subnet.bank} cannot be shared: an isolated task is alone in it."
             )
 
-    def coded_mask(self, subnet: Subnet, earlier: Sequence[Subnet]) -> CodedMask:
+    def coded_mask(self, subnet: Subnet, earlier: Sequence[Subnet], owned: np.ndarray) -> CodedMask:
         """The mask against the cheapest reference, behind the earlier entries of its bank.
 
         First scores count where they are known: not for a mask that no scores were learned for.
+
+        - `earlier`: those entries, in order.
+        - `owned`: all that their masks hold, at one bit per block.
         """
         kinds = [m.coded_mask.reference for m in earlier if m.coded_mask is not None]
         score_references = sum(k in (SCORES, FREE_SCORES) for k in kinds)
         seed = self.seed if score_references < MAX_SCORE_REFERENCES else None
-        owned = np.zeros_like(subnet.packed_mask.bits)
-        for member in earlier:
-            owned |= member.packed_mask.bits
         context = MaskContext(
             self.layout,
             subnet.bank,
