@@ -265,6 +265,46 @@ def test_lies_in_the_config_are_found(name: str, small: Path, tmp_path: Path) ->
         check(forged(small, CONFIGS[name], tmp_path / "model.safetensors"))
 
 
+LIVES = {
+    "a number used twice": _set("tasks", 2, "number", value=1),
+    "a number that is next": _set("next", value=2),
+    "no next number": _set("next", value=None),
+    "too few banks": _set("banks", value=1),
+    "very many banks": _set("banks", value=1 << 40),
+    "a reference to itself": _set("tasks", 2, "reference", value=2),
+    "a reference to a later task": _set("tasks", 1, "reference", value=3),
+    "a reference to no base": _set("tasks", 1, "reference", value="base"),
+    "a reference to a name": _set("tasks", 1, "reference", value="task 0"),
+    "isolated in company": _set("tasks", 1, "isolated", value=True),
+    "half isolated": _set("tasks", 1, "isolated", value=1),
+    "absent from nowhere": _set("tasks", 1, "absent", value=[[99, 0.0]]),
+    "absent but there": _set("tasks", 1, "absent", value=[[0, 0.0]]),
+    "absent twice": _set("tasks", 1, "absent", value=[[0, 0.0], [0, 0.0]]),
+    "absent for no base": _set("tasks", 1, "absent", value=[[0]]),
+    "preprocessing of none": _set("tasks", 1, "preprocessing", value=0),
+    "nested preprocessing": _set("preprocessing", value=[{"size": [[1]]}]),
+    "a base of no hash": _set("base", value={"name": "a", "source": "b", "sha256": "c"}),
+    "a method of no name": _set("method", value=3),
+}
+
+
+@pytest.mark.parametrize("name", LIVES)
+@pytest.mark.usefixtures("cheap")
+def test_lies_about_the_life_of_tasks_are_found(name: str, small: Path, tmp_path: Path) -> None:
+    if opened(small)[0]["format"] == 1:
+        pytest.skip("format 1 has no such keys")
+    with pytest.raises(DamageError):
+        check(forged(small, LIVES[name], tmp_path / "model.safetensors"))
+
+
+def test_a_task_that_lost_its_name_is_found(small: Path, tmp_path: Path) -> None:
+    def change(config: dict[str, Any], _: Sections) -> None:
+        del config["tasks"][1]["name"]
+
+    with pytest.raises(DamageError, match="name"):
+        check(forged(small, change, tmp_path / "model.safetensors"))
+
+
 def test_too_few_or_too_many_tasks_are_found(small: Path, tmp_path: Path) -> None:
     config, sections = opened(small)
     for change in (lambda: config["tasks"].pop(), lambda: config["tasks"].append({})):
@@ -373,6 +413,27 @@ SECTIONS: list[tuple[str, int, bytes]] = [
     ("memory", 1, b"\x00\x07" + bytes(4)),  # a divergence from a later task
     ("constants", 0, b"more"),
 ]
+ROUTINGS = [
+    b"\x00",
+    b"\x01\x00\x00",
+    b"\x01\x01a\x02" + bytes(4),
+    b"\x01\x01a\x01" + b"\xff" * 4,
+    b"\x02\x01b\x00\x01a\x00",
+    b"\x01\x01\xff\x00",
+    b"\xff\xff\xff\x7f",
+]
+
+
+@pytest.mark.parametrize("number", range(len(ROUTINGS)))
+def test_lies_in_the_routing_are_found(number: int, small: Path, tmp_path: Path) -> None:
+    if opened(small)[0]["format"] == 1:
+        pytest.skip("format 1 has no routing")
+
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        sections["routing"][1] = ROUTINGS[number]
+
+    with pytest.raises(DamageError, match="routing"):
+        check(forged(small, change, tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize("number", range(len(SECTIONS)))

@@ -40,7 +40,7 @@ from tinysubnets.errors import (
     unknown,
 )
 from tinysubnets.files import atomic_write, lock
-from tinysubnets.format.container import FILE_NAME, KEY, model_path
+from tinysubnets.format.container import FILE_NAME, KEY, VERSION, model_path
 from tinysubnets.format.header import architecture_table, manifest_of
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.method.base import (
@@ -646,8 +646,8 @@ def _recorded_architecture(
 ) -> Architecture:
     """The network of a saved model: rebuilt by name, or given again and compared with it."""
     if "architecture" in numbers:
-        table = {"architecture": numbers["architecture"], "classes": [], "tasks": [], "block": 1}
-        manifest = manifest_of(table, file_bytes=0)
+        empty = {"format": VERSION, "classes": [], "tasks": [], "block": 1, "next": 0, "banks": 0}
+        manifest = manifest_of(empty | {"architecture": numbers["architecture"]}, file_bytes=0)
         constants = {n[len(CONSTANTS) :]: t for n, t in tensors.items() if n.startswith(CONSTANTS)}
         return architecture_for(manifest, constants, net)
     if net is None:
