@@ -219,6 +219,16 @@ MUTATIONS: dict[str, Callable[[random.Random, Model], None]] = {
 }
 
 
+_NOTHING_TO_CHANGE = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    zlib.error,
+    TinySubNetsError,
+)
+
+
 def mutant(rng: random.Random, base: Model) -> tuple[str, bytes] | None:
     """A mutant's file and what was changed in it; None where it cannot be written at all."""
     model = copy.deepcopy(base)
@@ -226,7 +236,7 @@ def mutant(rng: random.Random, base: Model) -> tuple[str, bytes] | None:
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         name = rng.choice(list(MUTATIONS))
         # What an earlier change has left may no longer have what this one changes.
-        with contextlib.suppress(LookupError, TypeError, AttributeError, ValueError, zlib.error):
+        with contextlib.suppress(*_NOTHING_TO_CHANGE):
             MUTATIONS[name](rng, model)
         told.append(name)
     config, sections = model

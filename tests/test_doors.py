@@ -162,9 +162,7 @@ def test_resume_does_not_import_what_a_folder_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = tmp_path / "ran"
-    (tmp_path / "evil_network.py").write_text(
-        f"open({str(ran)!r}, 'w').close()\ndef net(): pass\n"
-    )
+    (tmp_path / "evil_network.py").write_text(f"open({str(ran)!r}, 'w').close()\ndef net(): pass\n")
     monkeypatch.chdir(tmp_path)
     given = ["--set", "training.epochs=1", "--set", "data.num_tasks=1", "--no-report"]
     assert main(["run", "permuted-digits", *given, "--out", "run"]) == 0
