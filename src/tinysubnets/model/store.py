@@ -26,7 +26,7 @@ from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.training.precision import arithmetic
 
 DEFAULT_BATCH = 500
-MAX_DECODED, DECODED_BYTES = 32, 1 << 28  # how many tasks stay decoded for their next use
+MAX_DECODED, DECODED_BYTES = 32, 1 << 25  # tasks that stay decoded for their next use
 
 
 class SubnetStore:
