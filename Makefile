@@ -2,6 +2,7 @@
 # make test   lint, types and all tests
 # make quick  the tests without the slow ones
 # make bench  speed as ratios against plain training, on whatever device there is
+# make fuzz   mutated model files for SECONDS=60, from SEED=0 on
 # make docs   the documentation site, in site/
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet install -c constraints.txt
 
-.PHONY: demo test quick check bench docs clean
+.PHONY: demo test quick check bench fuzz docs clean
 
 demo: $(VENV)/.core
 	$(BIN)/tsn run --out runs/demo-$$(date +%Y%m%d-%H%M%S)
@@ -26,6 +27,11 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks --out benchmarks/results
+
+SECONDS ?= 60
+SEED ?= 0
+fuzz: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

@@ -146,7 +146,7 @@ def test_what_is_no_network_is_refused() -> None:
 def test_tensors_outside_parameters_and_buffers_are_refused(wrap: Any) -> None:
     net = mlp()
     net.get_submodule("1").scale = wrap(torch.ones(3))
-    with pytest.raises(ArchitectureError, match=r"ReLU 1 keeps a tensor in 'scale'.*register_buff"):
+    with pytest.raises(ArchitectureError, match=r"ReLU 1 keeps a tensor in .scale.*register_buff"):
         Architecture(net)
 
 
@@ -184,18 +184,6 @@ class Failing(Wrapped):
         raise ValueError("cannot do this")
 
 
-class Bounded(nn.Module):
-    """An embedding that shortens its own vectors in place, whenever they are looked up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(12, 6, max_norm=0.1)
-        self.fc = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.embed(x).mean(1))
-
-
 @pytest.mark.parametrize(
     ("net", "shape", "message"),
     [
@@ -205,7 +193,6 @@ class Bounded(nn.Module):
         (Failing, (6,), r"fails on torch.float32 inputs.*ValueError: cannot do this"),
         (Wrapped, (5,), r"inputs of shape \(2, 5\)"),
         (Wrapped, "tokens", r"fails on torch.int64 inputs"),
-        (Bounded, "tokens", r"changes the tensors \['embed.weight'\]"),
     ],
 )
 def test_networks_that_cannot_learn_are_refused_before_training(

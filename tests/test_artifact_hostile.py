@@ -88,7 +88,7 @@ def test_padding_is_found(small: Path, tmp_path: Path) -> None:
 def test_exchanged_sections_are_found(small: Path, tmp_path: Path) -> None:
     data, path = small.read_bytes(), tmp_path / "model.safetensors"
     with ModelFile(small) as file:
-        places = {key: (start, size) for key, (start, size, _) in file._table.items()}
+        places = {(kind, task): file.place(kind, task) for kind in KINDS for task in range(4)}
     exchanged = 0
     for kind in KINDS:
         for one in range(4):
@@ -111,7 +111,7 @@ def test_exchanged_sections_are_found(small: Path, tmp_path: Path) -> None:
 
 def test_the_place_of_damage_is_named(small: Path, tmp_path: Path) -> None:
     with ModelFile(small) as file:
-        start, size, _ = file._table["codes", 1]
+        start, size = file.place("codes", 1)
     data, path = bytearray(small.read_bytes()), tmp_path / "model.safetensors"
     data[start + size // 2] ^= 4
     path.write_bytes(data)
@@ -410,6 +410,7 @@ def test_a_bank_has_few_masks_made_from_scores(tmp_path: Path) -> None:
         check(forged(path, change, tmp_path / "forged"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["records", *KINDS])
 @pytest.mark.usefixtures("cheap")
 def test_any_altered_byte_with_correct_hashes_is_harmless(

@@ -348,7 +348,7 @@ def test_independent_refuses_a_task_whose_name_its_file_needs():
 
 @pytest.mark.parametrize("done", [1, 3])
 @pytest.mark.parametrize("method", ["si", "packnet", "ada-qpacknet"])
-def test_a_lesson_goes_on_from_its_state(method, done):
+def test_a_trainer_goes_on_from_its_state(method, done):
     first, second = split()[:2]
     results = []
     for interrupted in (False, True):

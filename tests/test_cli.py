@@ -21,7 +21,7 @@ from tinysubnets.cli import main
 from tinysubnets.commands import compare as compare_commands
 from tinysubnets.commands import run as run_commands
 from tinysubnets.errors import SettingError
-from tinysubnets.experiments import compare, recipe
+from tinysubnets.experiments import compare, recipe, results
 from tinysubnets.experiments import methods as learners
 
 HEAVY = "{'torch', 'sklearn', 'pyarrow', 'PIL', 'matplotlib', 'jinja2', 'huggingface_hub', 'rich'}"
@@ -169,12 +169,10 @@ def test_tensorboard_reads_every_epoch(tmp_path: Path) -> None:
 def test_a_stopped_run_has_its_epochs_in_tensorboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinysubnets.experiments.run import Experiment
-
-    def failing(self: Experiment) -> None:
+    def failing(*_: object) -> None:
         raise RuntimeError("something unforeseen")
 
-    monkeypatch.setattr(Experiment, "_finish", failing)
+    monkeypatch.setattr(results, "build", failing)
     out = tmp_path / "run"
     with pytest.raises(RuntimeError, match="unforeseen"):
         main(["run", "--out", str(out), "--tensorboard", "--no-report", *small_options()])
@@ -198,14 +196,12 @@ def test_resume_after_the_result_tidies_up_and_writes_the_report(
 def test_out_of_memory_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinysubnets.experiments.run import Experiment
-
-    def full(self: Experiment, *_: object) -> None:
+    def full(*_: object) -> None:
         raise MemoryError
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(Experiment, "_finish", full)
+        patch.setattr(results, "build", full)
         assert main(["run", "--out", str(out), "--no-report", *small_options()]) == 2
     said = capsys.readouterr().err
     assert "out of memory" in said and f"tsn resume {out}" in said
@@ -251,7 +247,7 @@ def test_compare_runs_all_reports_failures_and_does_not_repeat(
 
 def methods_of(text: str, *changes: str) -> list[str]:
     given = {"methods": text, "recipe": "permuted-digits", "assignments": list(changes)}
-    return compare_commands._methods(argparse.Namespace(**given))
+    return compare_commands.chosen_methods(argparse.Namespace(**given))
 
 
 def test_compare_names_every_method_once_in_every_setting_asked_for() -> None:
@@ -285,9 +281,10 @@ def test_compare_runs_a_method_in_several_settings(tmp_path: Path) -> None:
     methods = ["--methods", "naive:domain-IL,naive:class-IL"]
     done = tsn("compare", "permuted-digits", "--out", str(tmp_path), *methods, *common)
     assert done.returncode == 0, done.stderr
-    rows = [line.split()[:2] for line in done.stdout.splitlines() if "-IL" in line]
+    table = done.stdout.partition("scenario type")[2]
+    rows = [line.split()[:2] for line in table.splitlines() if "-IL" in line]
     assert rows == [["naive", "class-IL"], ["naive", "domain-IL"]]
-    assert (tmp_path / "naive-class/seed-0/result.json").exists()
+    assert (tmp_path / "naive-class-IL/seed-0/result.json").exists()
 
 
 @pytest.mark.slow
@@ -338,7 +335,7 @@ def test_runs_side_by_side_share_the_threads(monkeypatch: pytest.MonkeyPatch) ->
     given = "compare permuted-digits --methods tsn --out nowhere --device cpu"
     for more, threads in (("--jobs 4", 2), ("--jobs 16", 1), ("--jobs 1", None), ("", 1)):
         options = parser.parse_args([*given.split(), *more.split()])
-        comparison = compare_commands._planned(options, ["tsn"])
+        comparison = compare_commands.planned(options, ["tsn"])
         assert {job.threads for job in comparison.jobs} == {threads}
         assert all("--threads" not in job.arguments for job in comparison.jobs)
 
@@ -350,7 +347,7 @@ def test_compare_passes_its_options_on() -> None:
     compare_commands.add_parsers(commands)
     given = "compare split-digits --methods tsn --out o --data d --set training.epochs=5"
     options = parser.parse_args([*given.split(), "--tensorboard", "--matrix", "last"])
-    made = compare_commands._run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"))
+    made = compare_commands.run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"))
     again = parser.parse_args(list(made))
     assert (again.recipe, again.method, again.seed) == ("split-digits", "tsn", 3)
     assert (again.data, again.out, again.assignments) == (
@@ -360,6 +357,6 @@ def test_compare_passes_its_options_on() -> None:
     )
     assert again.no_report and again.tensorboard and again.threads is None
     assert again.matrix == "last"
-    made = compare_commands._run_arguments(options, "naive:class-IL", 0, Path("o/x"))
+    made = compare_commands.run_arguments(options, "naive:class-IL", 0, Path("o/x"))
     again = parser.parse_args(list(made))
     assert again.method == "naive" and again.assignments[-1] == "naive.scenario_type=class-IL"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def load_here(
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("PNG", None), ("WEBP", "RGB")])
-def test_grey_images_come_out_grey_to_the_byte(tmp_path: Path, kind: str, mode: str | None) -> None:
+def test_gray_images_come_out_gray_to_the_byte(tmp_path: Path, kind: str, mode: str | None) -> None:
     images = pixels(9, (28, 28))
     write_parquet(
         tmp_path / "ylecun/mnist/mnist/train-00000-of-00001.parquet",
@@ -83,7 +84,7 @@ def test_imagenet100_schema_is_resized_and_cropped(tmp_path: Path) -> None:
     assert (np.abs(found.inputs[1].astype(int) - 90) <= 2).all()
 
 
-def test_tiny_imagenet_schema_with_a_grey_jpeg(tmp_path: Path) -> None:
+def test_tiny_imagenet_schema_with_a_gray_jpeg(tmp_path: Path) -> None:
     encoded = [encode(pixels(1, (64, 64, 3))[0], "JPEG"), encode(pixels(1, (64, 64))[0], "JPEG")]
     write_parquet(
         tmp_path / "zh-plus/tiny-imagenet/data/valid-00000-of-00001-70d52db3c749a935.parquet",
@@ -126,7 +127,7 @@ def test_one_process_and_several_decode_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(decode, "IMAGES_PER_WORKER", 1)
     monkeypatch.setattr(decode, "num_cores", lambda: workers)
-    monkeypatch.setattr(decode, "_rows_per_piece", lambda form: 3)
+    monkeypatch.setattr(decode, "PIECE_BYTES", 3 * 28 * 28)
     images = mnist_like(tmp_path, 40)
     assert np.array_equal(load_here("mnist", tmp_path).inputs[:, 0], images)
 
@@ -195,11 +196,28 @@ def test_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_here("mnist", tmp_path)
 
 
+def test_a_plain_script_runs_once_whatever_processes_decode(tmp_path: Path) -> None:
+    """Without a guard around its lines, as most scripts are written."""
+    mnist_like(tmp_path, 20)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from tinysubnets.datasets import decode, loaders\n"
+        "decode.IMAGES_PER_WORKER, decode.PIECE_BYTES = 1, 3 * 28 * 28\n"
+        "decode.num_cores = lambda: 2\n"
+        "found = loaders.load('mnist', root=sys.argv[1], cache=sys.argv[1] + '/cache')\n"
+        "print(len(found.inputs))\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("20\n", "", 0)
+
+
 def test_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(job: worker.Job, first: int, pixels: np.ndarray) -> None:
+    def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(worker, "_write_at", full)
+    monkeypatch.setattr(worker.Decoder, "decode", full)
     mnist_like(tmp_path)
     with pytest.raises(DataError, match="No space left on device"):
         load_here("mnist", tmp_path)

@@ -150,7 +150,7 @@ def test_local_sets_are_never_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) 
     assert not calls
 
 
-def test_catalogue_entries_are_consistent() -> None:
+def test_catalog_entries_are_consistent() -> None:
     assert len(catalog.names()) == 12
     for entry in catalog.CATALOG.values():
         assert entry.channels == (1 if entry.mode == "L" else 3)
@@ -187,7 +187,7 @@ def test_names_of_sets_and_repositories() -> None:
         catalog.find("mnist").patterns("valid")
 
 
-def test_catalogue_needs_no_heavy_import() -> None:
+def test_catalog_needs_no_heavy_import() -> None:
     code = (
         "import sys; from tinysubnets.datasets import catalog; catalog.available('mnist'); "
         "heavy = {'torch', 'pyarrow', 'PIL', 'numpy', 'huggingface_hub'} & set(sys.modules); "

@@ -193,9 +193,9 @@ def test_fit_frames_and_repeats() -> None:
             fit(images, channels, size)
 
 
-def test_fit_makes_colours_grey_as_decoding_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_makes_colors_gray_as_decoding_does(monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
-    monkeypatch.setattr("tinysubnets.datasets.images._GREY_BATCH", 2)
+    monkeypatch.setattr("tinysubnets.datasets.images.GRAY_BATCH", 2)
     color = pixels(5, (3, 8, 6))
     expected = [np.asarray(image.fromarray(c.transpose(1, 2, 0)).convert("L")) for c in color]
     assert np.array_equal(fit(color, 1, 8)[:, 0, :, 1:7], np.stack(expected))

@@ -44,7 +44,7 @@ def test_commands_exist_with_their_options(path: Path) -> None:
     for line in lines:
         words = shlex.split(line)
         if words[:1] == ["tsn"] and words[1:2] != ["--help"] and "--help" not in words:
-            cli._parser().parse_args(words[1:])
+            cli.parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
@@ -106,3 +106,19 @@ def test_files_that_are_named_exist(path: Path) -> None:
     for name in re.findall(r"`([\w./-]+\.py|[a-z_]+/)`" if folders else r"`([\w./-]+\.py)`", text):
         places = (ROOT, ROOT / "src" / "tinysubnets")
         assert any((place / name).exists() for place in places), f"{path.name}: no {name}"
+
+
+def test_no_page_or_help_speaks_of_a_setting_by_its_old_name() -> None:
+    """Those that mean nothing else today; the changelog and the log may."""
+    from tinysubnets import config
+
+    today = {new.rpartition(".")[2] for new in config.RENAMED.values()}
+    old = {name.rpartition(".")[2] for name in config.RENAMED} - today
+    old -= {"setting", "scores", "memory", "strength", "distillation", "balance"}  # plain words too
+    sources = [p for p in SOURCES if p.name != "LOG.md"]
+    sources += [p for p in (ROOT / "src").rglob("*.*") if p.suffix in (".py", ".toml")]
+    for path in sources:
+        if path.name == "config.py":
+            continue
+        found = old & set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+        assert not found, f"{path.name}: {sorted(found)}"

@@ -44,6 +44,8 @@ def shortened(words: list[str]) -> list[str]:
     """The same command with little data and few epochs, where it learns the bundled digits."""
     if words[0] == "compare":
         words = [*words, "--seeds", "1"]
+    elif words[0] == "search":
+        words = [*words, "--trials", "2", "--seeds", "100"]
     elif words[0] != "run" or "mine.toml" in words:
         return words
     small = [s for s in SMALL if "split-digits" not in words or "hidden" not in s]

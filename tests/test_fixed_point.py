@@ -28,7 +28,7 @@ def test_values_on_a_grid_stay_as_they_are(bits: int) -> None:
     assert torch.equal(best_grid(values, bits)(values), values)
 
 
-def test_the_best_grid_is_no_worse_than_any_neighbour() -> None:
+def test_the_best_grid_is_no_worse_than_any_neighbor() -> None:
     values = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * 3
     best = best_grid(values, 4)
     error = (best(values) - values).square().sum()

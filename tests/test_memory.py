@@ -32,7 +32,8 @@ def whole(name, part, *_):
     return DecodedSet(inputs, np.arange(count) % 200, tuple(map(str, range(200))))
 
 split.load_set = whole
-given = ["training.epochs=1", "data.test_limit=10", "pruning.iterations=2", "tsn.first_bits=8"]
+given = ["training.epochs=1", "data.test_limit=10", "pruning.iterations=0", "tsn.bits=8"]
+given += ["tsn.task_param_bits=32", "network.width=16", "network.hidden=64"]
 plan = Plan(recipe.load("tiny-imagenet", assignments=given), 0, "cpu", 2)
 with RunDir(folder / "run") as run:
     experiment = Experiment.begin(plan, run)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from tinysubnets import networks
 from tinysubnets.errors import SettingError
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import PackedMask, Subnet, code
@@ -76,10 +78,17 @@ def test_transformer_layers_are_seen_through_in_evaluation() -> None:
 
 
 def test_the_paper_networks_by_hand() -> None:
-    from tinysubnets import networks
-
     mlp = networks.build("mlp").eval()
     assert count(mlp, torch.zeros(1, 784)).macs == 784 * 100 + 100 * 100 + 100 * 10
+
+
+@pytest.mark.parametrize("name", networks.names())
+def test_the_package_s_networks_cost_what_torch_s_own_counter_says(name: str) -> None:
+    shapes = {"mlp": (784,), "small-mlp": (64,), "small-cnn": (1, 8, 8), "tinynet": (3, 64, 64)}
+    inputs, net = torch.zeros(2, *shapes.get(name, (3, 32, 32))), networks.build(name).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(inputs)
+    assert count(net, inputs).macs == counter.get_total_flops() // 2 // len(inputs)
 
 
 def test_layers_of_unknown_kind_are_named() -> None:

@@ -166,6 +166,7 @@ def test_marks_differ_in_color_or_shape() -> None:
     assert first[0] != second[0] and first[1] != second[1]
 
 
+@pytest.mark.slow
 def test_the_same_dots_give_the_same_picture() -> None:
     dots = dots_of("permuted-mnist")
     assert size_scatter("a", dots).svg() == size_scatter("a", list(dots)).svg()
@@ -177,6 +178,7 @@ def test_few_labels_stand_beside_their_dots() -> None:
     assert not found.lines
 
 
+@pytest.mark.slow
 def test_a_picture_grows_until_its_labels_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "LOWEST", 90.0)
     alike = [Dot(1000.0 + i, 0.5, "ink", f"a method with a very long name {i}") for i in range(12)]

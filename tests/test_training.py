@@ -20,7 +20,7 @@ from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.topk import top_k_segments
 from tinysubnets.tasks.loader import DeviceLoader
-from tinysubnets.training.evaluate import EvalResult, _pooled, evaluate, recalibrate_batchnorm
+from tinysubnets.training.evaluate import EvalResult, evaluate, pooled_stats, recalibrate_batchnorm
 from tinysubnets.training.loop import Training
 from tinysubnets.training.optim import OPTIMIZERS, make_optimizer
 from tinysubnets.training.settings import TrainingSettings
@@ -338,7 +338,7 @@ def test_statistics_are_those_of_the_network_and_of_all_data(chunk: int) -> None
 def test_chunks_count_by_their_size() -> None:
     parts = [torch.randn(size, 5) + size for size in (2, 7, 3)]
     found = [(len(p), {"n.running_mean": p.mean(0), "n.running_var": p.var(0)}) for p in parts]
-    out, whole = _pooled(found), torch.cat(parts)
+    out, whole = pooled_stats(found), torch.cat(parts)
     torch.testing.assert_close(out["n.running_mean"], whole.mean(0))
     within = sum(len(p) * p.var(0) for p in parts) / len(whole)
     between = sum(len(p) * (p.mean(0) - whole.mean(0)).square() for p in parts) / len(whole)

@@ -15,7 +15,6 @@ from torch import nn
 from nets import NETWORKS, Residual, data, learned, learner, mlp, stack, task
 from tinysubnets import scenarios
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
-from tinysubnets.experiments.metrics import Probe, backward_transfer, measure_row
 from tinysubnets.method import compress
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import VARIANTS
@@ -349,7 +348,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
         TinySubNets(Architecture(mlp()), **settings)
 
 
-def test_a_lesson_over_a_store_that_moved_on_is_refused() -> None:
+def test_a_trainer_over_a_store_that_moved_on_is_refused() -> None:
     learn = learner(mlp())
     late, early = learn.begin(task("late")), learn.begin(task("early", seed=1))
     for trainer in (early, late):
@@ -389,26 +388,6 @@ def permuted() -> list[Task]:
 
 def digit_learner(**settings: Any) -> TinySubNets:
     return TinySubNets(Architecture(build("mlp", in_features=64, hidden=(100, 100))), **settings)
-
-
-@pytest.mark.slow
-def test_permuted_digits_with_all_defaults(permuted: list[Task]) -> None:
-    """At least 94 %, nothing forgotten, and within three points of one dense net per task."""
-    learn, probes, matrix = digit_learner(), [Probe.of(t) for t in permuted], []
-    for number, made in enumerate(permuted):
-        learn.learn(made)
-        matrix.append(measure_row(learn, probes, number))
-    mean = float(np.mean([v for v in matrix[-1] if v is not None]))
-    assert len(permuted) == 5 and mean >= 0.94
-    assert backward_transfer(matrix) == 0.0
-    alone = []
-    for made, probe in zip(permuted, probes, strict=True):
-        single = digit_learner(
-            density=1.0, bits=32, task_param_bits=32, post_pruning=False, **VARIANTS["tsn-wr"]
-        )
-        single.learn(made)
-        alone.append(measure_row(single, [probe], 0)[0])
-    assert mean >= float(np.mean(alone)) - 0.03
 
 
 def test_inputs_that_do_not_fit_are_named_in_prediction() -> None:

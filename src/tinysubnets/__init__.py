@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.version import __version__ as __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what a type checker sees; tests compare it with the table below
     from tinysubnets.errors import ArchitectureError as ArchitectureError

@@ -6,62 +6,55 @@ Nothing heavy is imported before a command needs it, so that help and lists come
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
+from tinysubnets import __version__
+from tinysubnets.commands import compare, model, report, run, search
 from tinysubnets.errors import ArtifactError, TinySubNetsError
-from tinysubnets.version import __version__
-
-# Each adds its commands by `add_parsers(subparsers)`; a command's `run` takes the options.
-_COMMANDS = (
-    "tinysubnets.commands.run",
-    "tinysubnets.commands.compare",
-    "tinysubnets.commands.model",
-    "tinysubnets.commands.report",
-)
+from tinysubnets.text import for_terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit status: 2 after an error, 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         return int(options.run(options) or 0)
     except TinySubNetsError as error:
-        model = str(getattr(options, "model", ""))
-        is_unnamed = isinstance(error, ArtifactError) and model not in str(error)
-        print(f"tsn: {model}: {error}" if is_unnamed else f"tsn: {error}", file=sys.stderr)
+        given = str(getattr(options, "model", ""))
+        is_unnamed = isinstance(error, ArtifactError) and given not in str(error)
+        say(f"{given}: {error}" if is_unnamed else str(error))
         return 2
     except MemoryError:
-        print("tsn: out of memory. Use smaller batches or a smaller network.", file=sys.stderr)
+        say("out of memory. Use smaller batches or a smaller network.")
         return 2
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
             raise
-        print(f"tsn: the device is out of memory; use smaller batches. {error}", file=sys.stderr)
+        say(f"the device is out of memory; use smaller batches. {error}")
         return 2
     except BrokenPipeError:
         # The reader has gone; Python would complain once more when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("tsn: stopped.", file=sys.stderr)
+        say("stopped.")
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def say(message: str) -> None:
+    """Print an error; names in it that come from files are shown harmlessly."""
+    print(f"tsn: {for_terminal(message, keep=chr(10))}", file=sys.stderr)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; `run` of what it parses is the command."""
+    made = argparse.ArgumentParser(
         prog="tsn", description="One network, many tasks, not one bit forgotten."
     )
-    parser.add_argument("--version", action="version", version=f"tinysubnets {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in _COMMANDS:
-        if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name).add_parsers(commands)
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    made.add_argument("--version", action="version", version=f"tinysubnets {__version__}")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in (run, compare, search, model, report):
+        module.add_parsers(commands)
+    return made

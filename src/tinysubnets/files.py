@@ -1,6 +1,7 @@
 """Files on disk: the one way to replace a file or folder, to lock one, and to explain a failure.
 
 Whoever looks, and whatever is left after a crash or a power cut, is the old file or the new one.
+No file is ever written through a link that lies in its place, and a pipe there blocks nobody.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import errno
 import glob
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from tinysubnets.errors import RunError
 
@@ -27,9 +30,14 @@ _REASONS = {
     errno.EACCES: "permission was denied. Choose another folder with --out, or change its rights",
     errno.ENOTDIR: "a part of the path is not a folder. Choose another folder with --out",
     errno.EEXIST: "it is not a folder. Choose another folder with --out",
+    errno.ELOOP: "a link lies in its place. Remove it, or choose another folder with --out",
+    errno.EISDIR: "a folder lies in its place. Remove it, or choose another folder with --out",
+    errno.ENXIO: "a pipe lies in its place. Remove it, or choose another folder with --out",
     errno.EPERM: "the operation is not permitted. Choose another folder with --out",
 }
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # never write through a link that somebody put there
+# Never write through a link that somebody put there, never wait for the other end of a pipe.
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
 def atomic_write(
@@ -48,7 +56,7 @@ def atomic_write(
         remove_leftovers(path)
     beside = _beside(path)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | getattr(os, "O_BINARY", 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW | _BINARY
         with open(os.open(beside, flags, 0o666), "wb") as file:
             file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
@@ -59,6 +67,20 @@ def atomic_write(
             beside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def appending(path: Path) -> Iterator[BinaryIO]:
+    """A file to add to at its end; a link or a pipe in its place is an OSError."""
+    descriptor = _regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _BINARY)
+    with open(descriptor, "ab") as file:
+        yield file
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a file to at most `size` bytes."""
+    with open(_regular(path, os.O_WRONLY | _BINARY), "ab") as file:
+        os.ftruncate(file.fileno(), min(size, os.fstat(file.fileno()).st_size))
 
 
 @contextlib.contextmanager
@@ -99,7 +121,7 @@ def remove_leftovers(path: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Wait until the contents of a file are on disk."""
-    with open(path, "rb") as file:
+    with open(_regular(path, os.O_RDONLY | _BINARY), "rb") as file:
         os.fsync(file.fileno())
 
 
@@ -166,7 +188,7 @@ def _beside(path: Path) -> Path:
 def _locked(path: Path, wait: bool) -> int:
     """A descriptor of the file at `path`, locked."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o644)
+        descriptor = _regular(path, os.O_RDWR | os.O_CREAT)
         if fcntl is None:
             return descriptor
         try:
@@ -182,6 +204,15 @@ def _locked(path: Path, wait: bool) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _regular(path: Path, flags: int) -> int:
+    """A descriptor of a file; what is no plain file is an OSError that says so."""
+    descriptor = os.open(path, flags | _NO_FOLLOW, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ENXIO, "not a plain file", str(path))
+    return descriptor
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:

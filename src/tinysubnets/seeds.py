@@ -8,6 +8,9 @@ made of 64-bit integer arithmetic alone: no libm, no library generator whose str
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,6 +74,23 @@ def generator(device: torch.device | str, *parts: int | str) -> torch.Generator:
     import torch
 
     return torch.Generator(device=device).manual_seed(key(*parts) & (_MASK >> 1))
+
+
+@contextmanager
+def global_generators_kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """The global generators of torch, numpy and Python inside, and as they were outside.
+
+    - `devices`: GPUs whose generators are kept too.
+    """
+    import torch
+
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
 
 
 def _mix(word: int) -> int:

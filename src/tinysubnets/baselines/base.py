@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from tinysubnets import config
+from tinysubnets import __version__, config
 from tinysubnets.errors import (
     DamageError,
     FormatError,
@@ -41,12 +41,14 @@ from tinysubnets.errors import (
 )
 from tinysubnets.files import atomic_write, lock
 from tinysubnets.format.container import FILE_NAME, KEY, model_path
+from tinysubnets.format.folder import write_beside
 from tinysubnets.format.header import architecture_table, manifest_of
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.method.base import (
     ScenarioType,
     State,
     TaskReport,
+    Turn,
     check_architecture,
     check_method,
     check_scenario_type,
@@ -61,11 +63,15 @@ from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, we
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label, Split, Task
-from tinysubnets.training.evaluate import BATCHNORM_SAMPLES, count_correct, recalibrate_batchnorm
+from tinysubnets.training.evaluate import (
+    BATCHNORM_SAMPLES,
+    check_finite,
+    count_correct,
+    recalibrate_batchnorm,
+)
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
-from tinysubnets.version import __version__
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,8 @@ class DenseTrainer:
         self.learner, self.task, self.number = learner, task, len(learner.learned)
         self.module = learner.make_module(task)
         self.columns = self.module.outputs.columns[-1]
-        raw = task.train.inputs(torch.arange(min(2, len(task.train))))
+        batch = min(2, len(task.train), learner.training.batch_size)
+        raw = task.train.inputs(torch.arange(batch))
         learner.architecture.check(
             self.module.eval_tensors(), learner.normalization(task)(raw), self.module.outputs.num
         )
@@ -185,10 +192,15 @@ class DenseTrainer:
 
     def epoch(self) -> EpochReport:
         """Train one epoch and validate."""
-        return self.training.epoch()
+        with self.learner.turn.taken(self):
+            return self.training.epoch()
 
     def finish(self) -> TaskReport:
         """Take the best epoch by validation and let the learner keep it: the task is learned."""
+        with self.learner.turn.taken(self, is_last=True):
+            return self._finish()
+
+    def _finish(self) -> TaskReport:
         learner, task, progress = self.learner, self.task, self.training.progress
         if len(learner.learned) != self.number:
             raise TaskError(
@@ -197,6 +209,7 @@ class DenseTrainer:
             )
         self.training.restore_best_()
         tensors = self.training.recalibrated(self.module.eval_tensors())
+        check_finite(learner.architecture, tensors, self.training.valid, task.name)
         constants = learner.architecture.constants
         plain = {n: t.cpu().clone() for n, t in tensors.items() if n not in constants}
         learner.tensors = learner.after_task(self, plain)
@@ -270,6 +283,7 @@ class DenseLearner:
         self.extra_state: dict[str, Tensor] = {}
         self.reports: dict[str, TaskReport] = {}
         self.file_bytes: int | None = None
+        self.turn = Turn()
 
     # What a method may say of its own.
 
@@ -391,6 +405,10 @@ class DenseLearner:
 
     def begin(self, task: Task) -> DenseTrainer:
         """Check a task and set up its training; nothing is learned yet."""
+        with self.turn.taken():
+            return self._begin(task)
+
+    def _begin(self, task: Task) -> DenseTrainer:
         check_task(task, self.learned)
         first = next(iter(self.learned.values()), None)
         if self.scenario_type == "domain-IL" and first and task.classes != first.classes:
@@ -555,7 +573,7 @@ class DenseLearner:
         return learner
 
     def _known(self, task: str) -> LearnedTask:
-        if task not in self.learned:
+        if not isinstance(task, str) or task not in self.learned:
             raise TaskError(unknown("task", str(task), self.learned))
         return self.learned[task]
 
@@ -604,8 +622,8 @@ def save_dense(
     data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
     shown = json.dumps(described, indent=2) + "\n"
     with lock(folder / ".lock", wait=True):
-        atomic_write(folder / "config.json", shown.encode(), is_only_writer=True)
         atomic_write(folder / FILE_NAME, data, is_only_writer=True)
+        write_beside(folder / FILE_NAME, {"config.json": shown.encode()})
     return folder / FILE_NAME
 
 
@@ -626,7 +644,7 @@ def load_dense(folder: str | os.PathLike[str]) -> State:
             return {n: file.get_tensor(n) for n in file.keys()}, numbers
     except OSError as error:
         raise FormatError(f"no model at {path}: {error}.") from error
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, json.JSONDecodeError, RecursionError) as error:
         raise DamageError(f"{path} is damaged: {error}.") from error
 
 
@@ -635,7 +653,7 @@ def dense_method(path: Path) -> str | None:
     try:
         with safe_open(path, framework="pt") as file:
             numbers = json.loads((file.metadata() or {}).get("config", "{}"))
-    except (OSError, SafetensorError, ValueError):
+    except (OSError, SafetensorError, ValueError, RecursionError):
         return None
     is_dense = isinstance(numbers, dict) and numbers.get("format") == FORMAT
     return str(numbers.get("method")) if is_dense else None
@@ -647,7 +665,8 @@ def _recorded_architecture(
     """The network of a saved model: rebuilt by name, or given again and compared with it."""
     if "architecture" in numbers:
         table = {"architecture": numbers["architecture"], "classes": [], "tasks": [], "block": 1}
-        manifest = manifest_of(table, file_bytes=0)
+        size = sum(t.nbytes for t in tensors.values())
+        manifest = manifest_of(table, file_bytes=size)
         constants = {n[len(CONSTANTS) :]: t for n, t in tensors.items() if n.startswith(CONSTANTS)}
         return architecture_for(manifest, constants, net)
     if net is None:

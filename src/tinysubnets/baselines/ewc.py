@@ -219,7 +219,9 @@ def _one_by_one(
     with torch.backends.cudnn.flags(enabled=False):
         for sample, chance in zip(inputs, chances, strict=True):
             for share, answer in zip(chance, answers(leaves, sample), strict=True):
-                gradients = torch.autograd.grad(answer, list(leaves.values()), retain_graph=True)
+                gradients = torch.autograd.grad(
+                    answer, list(leaves.values()), retain_graph=True, materialize_grads=True
+                )  # 0 for what an answer does not depend on
                 for name, gradient in zip(leaves, gradients, strict=True):
                     total[name] += share * gradient.square()
     return total

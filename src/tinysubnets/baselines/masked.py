@@ -95,9 +95,8 @@ class WSN(MaskedLearner):
     def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
         return _rebuilt(cls, store, record, device)
 
-    def begin(self, task: Task) -> SubnetTrainer:
+    def _begin(self, task: Task) -> SubnetTrainer:
         """Check a task and set up its training: scores and all free weights are learned."""
-        self._check(task)
         decision, layout = last_bank(self.store), self.store.layout
         bank = self.core.bank(decision.bank)
         if bool(bank.owned.all()):
@@ -342,9 +341,8 @@ class PackNet(MaskedLearner):
     def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
         return _rebuilt(cls, store, record, device)
 
-    def begin(self, task: Task) -> PruneRetrainTrainer:
+    def _begin(self, task: Task) -> PruneRetrainTrainer:
         """Check a task and set up its training: all blocks, owned ones as they are."""
-        self._check(task)
         decision = last_bank(self.store)
         bank = self.core.bank(decision.bank)
         start = self.core.initial_state(task, decision.bank)
@@ -455,9 +453,8 @@ class AdaQPackNet(MaskedLearner):
     def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
         return _rebuilt(cls, store, record, device)
 
-    def begin(self, task: Task) -> PruneRetrainTrainer:
+    def _begin(self, task: Task) -> PruneRetrainTrainer:
         """Check a task and set up its training: the free blocks of a bank with room alone."""
-        self._check(task)
         decision = bank_with_room(self.store, last_bank(self.store), self.settings.max_banks)
         bank = self.core.bank(decision.bank)
         start = self.core.initial_state(task, decision.bank)
@@ -482,11 +479,11 @@ class AdaQPackNet(MaskedLearner):
     def _prune_(self, module: FixedMaskModule, training: Training) -> None:
         """Keep the sparsest of ever smaller masks that is accurate enough."""
         evaluate, settings = training.evaluate, self.settings
-        least = evaluate(module.eval_tensors()).accuracy - settings.pruning_tolerance
+        least = evaluate(module.eval_tensors()).ranked_accuracy - settings.pruning_tolerance
 
         def accuracy(mask: Tensor) -> float:
             tensors = module.tensors(module.final_weights(mask))
-            return evaluate({n: t.detach() for n, t in tensors.items()}).accuracy
+            return evaluate({n: t.detach() for n, t in tensors.items()}).ranked_accuracy
 
         density = settings.density
         best = module.largest(module.keep(density))

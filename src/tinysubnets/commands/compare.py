@@ -16,6 +16,7 @@ from tinysubnets.commands.run import (
     interruptible,
 )
 from tinysubnets.errors import SettingError
+from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
     from tinysubnets.experiments.compare import Comparison
@@ -26,9 +27,8 @@ def add_parsers(commands: Any) -> None:
     compare = commands.add_parser(
         "compare",
         help="run several methods and seeds of a scenario, and compare them",
-        description="Run each method with seeds 0 to N-1, in DIR/<method>/seed-<n>/ (for A:class "
-        "DIR/A-class). Finished "
-        "runs are not run again, interrupted ones go on.",
+        description="Run each method with seeds 0 to N-1 in DIR/<method>/seed-<n>/ (for A:class-IL "
+        "DIR/A-class-IL). Finished runs are not run again, interrupted ones go on.",
     )
     compare.add_argument("recipe", metavar="SCENARIO|RECIPE", help="as for run")
     compare.add_argument(
@@ -52,17 +52,18 @@ def _compare(options: argparse.Namespace) -> int:
 
     if options.seeds < 1:
         raise SettingError(f"--seeds {options.seeds}: at least one seed is needed.")
-    methods = _methods(options)
+    methods = chosen_methods(options)
     if options.jobs is not None and options.jobs < 1:
         raise SettingError(f"--jobs {options.jobs}: at least one run must go on at a time.")
     check_tensorboard(options)
-    comparison = _planned(options, methods)
+    comparison = planned(options, methods)
     with interruptible(comparison.stop, "stopping; the runs save what they have"):
         compare.run_all(comparison)
     print(f"\n{compare.summary(Path(options.out), methods)}")
     failed = [j for j in comparison.jobs if j.state == "failed" and j.detail != "stopped"]
     for job in failed:
-        print(f"failed: {job.method} seed {job.seed}: {job.detail}", file=sys.stderr)
+        detail = for_terminal(job.detail)
+        print(f"failed: {job.method} seed {job.seed}: {detail}", file=sys.stderr)
     if not options.no_report and any(job.is_finished for job in comparison.jobs):
         add_report(Path(options.out))
     if comparison.is_stopping:
@@ -71,7 +72,7 @@ def _compare(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _methods(options: argparse.Namespace) -> list[str]:
+def chosen_methods(options: argparse.Namespace) -> list[str]:
     """The methods asked for, each once; with their scenario type where it is not the recipe's.
 
     `all` stands for every method. Mistakes are found before anything runs.
@@ -106,7 +107,7 @@ def _methods(options: argparse.Namespace) -> list[str]:
     return out
 
 
-def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
+def planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
     """All runs of the comparison; mistakes show here, before the first one begins."""
     from tinysubnets.experiments import compare, recipe
 
@@ -129,7 +130,7 @@ def _planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
         for told in methods:
             folder = Path(options.out) / told.replace(":", "-") / f"seed-{seed}"
             compare.check_settings(folder, recipes[told])
-            arguments = _run_arguments(options, told, seed, folder)
+            arguments = run_arguments(options, told, seed, folder)
             jobs.append(compare.Job(told, seed, folder, arguments, threads))
     return compare.Comparison(jobs, at_a_time)
 
@@ -140,7 +141,7 @@ def _scenario_type(told: str) -> list[str]:
     return [f"{method}.scenario_type={scenario_type}"] if scenario_type else []
 
 
-def _run_arguments(
+def run_arguments(
     options: argparse.Namespace, told: str, seed: int, folder: Path
 ) -> tuple[str, ...]:
     """The arguments of `tsn run` for one run of a comparison."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinysubnets.errors import ArtifactError, MismatchError, SettingError, unknown
 from tinysubnets.experiments.tables import text_table
+from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
 BAR_WIDTH = 24
+LINE_END = "\n"
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
 PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata")
@@ -122,7 +124,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
     found = artifact.inspect(options.model)
     if options.json:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(_as_json(found))
         return 0
     show_model(found)
     return 0
@@ -136,7 +138,7 @@ def _verify(options: argparse.Namespace) -> int:
     except ArtifactError as error:
         if options.net is not None and isinstance(error, MismatchError):
             raise  # the network that was given is wrong, not the file
-        print(f"tsn: {options.model}: {error}", file=sys.stderr)
+        print(f"tsn: {options.model}: {for_terminal(str(error), keep=LINE_END)}", file=sys.stderr)
         return 1
     network = "network rebuilt"
     if not checked.is_rebuilt:
@@ -163,7 +165,7 @@ def _predict(options: argparse.Namespace) -> int:
         found = [{"name": classes[i], "probability": p} for p, i in zip(*best, strict=True)]
         rows.append({"input": name, "classes": found})
     if options.json:
-        print(json.dumps({"task": options.task, "predictions": rows}, indent=1, ensure_ascii=False))
+        print(_as_json({"task": options.task, "predictions": rows}))
         return 0
     show_predictions(rows)
     return 0
@@ -202,8 +204,8 @@ def _learn(options: argparse.Namespace) -> int:
     task = read_task(options.task, options.data, samples, learner.settings.seed)
     shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
     print(
-        f"{task.name}: {len(task.train)} training and {len(task.valid)} validation samples of "
-        f"{shape}, {task.num_classes} classes"
+        f"{for_terminal(task.name)}: {len(task.train)} training and {len(task.valid)} validation "
+        f"samples of {shape}, {task.num_classes} classes"
     )
     _train(learner, task)
     try:
@@ -215,7 +217,7 @@ def _learn(options: argparse.Namespace) -> int:
     report, after = learner.reports[task.name], path.stat().st_size
     print(
         f"validation accuracy {100 * report.valid_accuracy:.2f} %; bank {report.bank} "
-        f"({report.reason}); {report.bits} bits\n"
+        f"({for_terminal(report.reason)}); {report.bits} bits\n"
         f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})"
     )
     return 0
@@ -277,7 +279,7 @@ def _export(options: argparse.Namespace) -> int:
         done = export.to_torch(store, options.task, options.out)
         print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")
         return 0
-    data = None if options.data is None else _labelled(store, options)
+    data = None if options.data is None else _labeled(store, options)
     done = export.to_onnx(
         store,
         options.task,
@@ -290,7 +292,7 @@ def _export(options: argparse.Namespace) -> int:
         kind = str(sample.dtype).removeprefix("torch.")
         print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
     if data is not None and (strange := _strange(data[1], store.subnet(options.task).classes)):
-        print(f"accuracy on --data not measured: {strange}")
+        print(f"accuracy on --data not measured: {for_terminal(strange)}")
     elif data is not None:
         exported = export.onnx_accuracy(done.path, *data)
         live = float((store.predict(options.task, data[0]) == data[1]).mean())
@@ -298,14 +300,14 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _labelled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Raw inputs and labels, mixed so that the first ones are of all classes."""
     import numpy as np
 
-    from tinysubnets.datasets.user_files import check_raw, read_labelled
+    from tinysubnets.datasets.user_files import check_raw, read_labeled
 
     subnet = store.subnet(options.task)
-    inputs, labels = read_labelled(options.data, subnet.sample, options.task)
+    inputs, labels = read_labeled(options.data, subnet.sample, options.task)
     check_raw(options.data, inputs, subnet)
     if isinstance(subnet.classes[0], int):
         own = {str(c): c for c in subnet.classes}
@@ -333,17 +335,17 @@ def show_model(found: Mapping[str, Any]) -> None:
     """Print what `format.inspect` found."""
     ledger, masks, room = found["ledger"], found["masks"], found["room"]
     network = found["network"]
-    named = network["network"] if isinstance(network, dict) else network
+    named = network.get("network", "not named") if isinstance(network, dict) else network
     print(
         f"{found['path']}: {ledger['file_bytes']:,} bytes, format {found['format']}, network "
-        f"{named}, {found['num_weights']:,} shared weights ({4 * found['num_weights']:,} bytes "
-        f"dense), one mask bit per {_block(found['block'])}"
+        f"{for_terminal(str(named))}, {found['num_weights']:,} shared weights "
+        f"({4 * found['num_weights']:,} bytes dense), one mask bit per {_block(found['block'])}"
     )
     print(f"\ntasks\n{_tasks(found['tasks'])}")
     if len(found["tensors"]) <= MAX_TENSORS:
         print(f"\nshared tensors\n{_tensors(found['tensors'])}")
     print(f"\nledger, bytes\n{_ledger(ledger)}")
-    if 1 < len(found["tasks"]) <= MAX_OVERLAPS:
+    if 1 < len(found["tasks"]) <= MAX_OVERLAPS and found["overlap"]:
         title = "overlap of masks: shared by both / held by either"
         print(f"\n{title}\n{_overlap(found['tasks'], found['overlap'])}")
     print(
@@ -437,6 +439,11 @@ def _room(room: Mapping[str, Any], free_share: float) -> str:
 def _names(classes: Sequence[Any], most: int = 6) -> str:
     shown = ", ".join(str(c) for c in classes[:most])
     return shown if len(classes) <= most else f"{shown}, … ({len(classes)})"
+
+
+def _as_json(value: Any) -> str:
+    """Plain data as JSON; what a terminal would obey is written out in it, as JSON allows."""
+    return for_terminal(json.dumps(value, indent=1, ensure_ascii=False), keep=LINE_END)
 
 
 def _block(block: int) -> str:

@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.errors import TinySubNetsError
+from tinysubnets.errors import RunError, TinySubNetsError
+from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
     from tinysubnets.experiments.run import Experiment
@@ -22,6 +23,12 @@ def add_parsers(subparsers: Any) -> None:
     _add_run(subparsers)
     resume = subparsers.add_parser("resume", help="go on with a run that was interrupted")
     resume.add_argument("folder", metavar="DIR", help="the run folder")
+    resume.add_argument(
+        "--trust",
+        action="store_true",
+        help="import the network MODULE:FUNCTION that the folder names, without being asked; "
+        "networks of the package need no trust",
+    )
     add_output_options(resume)
     resume.set_defaults(run=_resume)
     shown = subparsers.add_parser("list", help="scenarios, methods, networks and recipes")
@@ -113,7 +120,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from tinysubnets.errors import RunError
     from tinysubnets.experiments.checkpoint import Checkpoints
     from tinysubnets.experiments.run import Experiment
     from tinysubnets.experiments.run_dir import RunDir
@@ -123,12 +129,31 @@ def _resume(options: argparse.Namespace) -> int:
     check_tensorboard(options)
     with RunDir(options.folder) as folder:
         if not folder.is_finished:
+            _check_trust(folder.config(), options)
             return _perform(Experiment.resume(folder), options)
         Checkpoints(folder.path).remove()  # of a process that was killed right after its result
         print(f"{folder.path} is finished: there is nothing to resume.")
         if not options.no_report and not (folder.path / "report.html").exists():
             add_report(folder.path)
     return 0
+
+
+def _check_trust(values: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Ask, or refuse, before code is imported that a folder names and not the user."""
+    network = values.get("network")
+    name = str(network.get("name", "")) if isinstance(network, Mapping) else ""
+    if ":" not in name or options.trust:
+        return
+    shown = for_terminal(name)
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"{options.folder} asks to import and run {shown!r}. ", end="", file=sys.stderr)
+        print("Do you trust this folder? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise RunError(
+        f"{options.folder} names the network {shown!r}, which would be imported and run. Where the "
+        "folder is your own, or you trust who made it: tsn resume --trust."
+    )
 
 
 def check_tensorboard(options: argparse.Namespace) -> None:
@@ -146,7 +171,7 @@ def add_report(folder: Path) -> None:
 
         print(f"report: {write_report([folder])}")
     except TinySubNetsError as error:
-        print(f"no report: {error}", file=sys.stderr)
+        print(f"no report: {for_terminal(str(error))}", file=sys.stderr)
 
 
 def _perform(experiment: Experiment, options: argparse.Namespace) -> int:

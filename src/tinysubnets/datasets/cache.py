@@ -93,7 +93,7 @@ def _read(folder: Path, spec: dict[str, Any], sources: Mapping[str, Path]) -> Ca
         if not fits or labels.shape != inputs.shape[:1] or labels.dtype != np.int64:
             return None
         return Cached(inputs, labels, tuple(meta["classes"]), meta["checksum"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError):
         return None
 
 

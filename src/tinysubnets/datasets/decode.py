@@ -12,8 +12,8 @@ import os
 import queue
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from tinysubnets.errors import DataError
 
 # A worker takes about half a second to start; below this many images it is not worth it.
 IMAGES_PER_WORKER = 2000
-_PIECE_BYTES = 8 << 20
+PIECE_BYTES = 8 << 20  # decoded images that a worker holds at once
 
 
 def decode_parquet(table: Table, form: Form, output: Path, title: str) -> None:
@@ -73,7 +73,7 @@ def num_cores() -> int:
 
 
 def _rows_per_piece(form: Form) -> int:
-    return max(1, min(1024, _PIECE_BYTES // int(np.prod(form.shape))))
+    return max(1, min(1024, PIECE_BYTES // int(np.prod(form.shape))))
 
 
 def _decode(
@@ -112,76 +112,75 @@ def _on_workers(
     job: Job, pieces: Sequence[Piece], num_workers: int, advance: Callable[[int], None]
 ) -> None:
     """Hand out pieces to worker processes; the first error stops them all and is raised."""
-    waiting: queue.SimpleQueue[Piece] = queue.SimpleQueue()
-    for piece in pieces:
-        waiting.put(piece)
-    done: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
-    workers = [_start_worker() for _ in range(num_workers)]
-    threads = [
-        threading.Thread(target=_drive, args=(worker, job, waiting, done), daemon=True)
-        for worker in workers
-    ]
+    workers = [Worker(job) for _ in range(num_workers)]
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def decode(piece: Piece) -> int:
+        worker = idle.get()
+        try:
+            return worker.decode(piece)
+        finally:
+            idle.put(worker)
+
+    threads = ThreadPoolExecutor(num_workers)  # which only wait for the processes
     try:
-        for thread in threads:
-            thread.start()
-        for _ in pieces:
-            answer = done.get()
-            if isinstance(answer, Exception):
-                raise answer
-            advance(answer)
+        for num_images in threads.map(decode, pieces):
+            advance(num_images)
     finally:
         for worker in workers:
             worker.kill()
-        for thread in threads:
-            thread.join()
+        threads.shutdown(cancel_futures=True)
         for worker in workers:
-            worker.communicate()
+            worker.close()
 
 
-def _start_worker() -> subprocess.Popen[str]:
-    paths = os.pathsep.join(path for path in sys.path if path)
-    return subprocess.Popen(
-        [sys.executable, "-m", "tinysubnets.datasets.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+class Worker:
+    """A child process that decodes pieces of one job, one after the other.
 
+    Not one of `multiprocessing`: that would run the user's script a second time, which plain
+    scripts do not expect. A child ends with its parent, and a dead one names what it was reading.
+    """
 
-def _drive(
-    worker: subprocess.Popen[str],
-    job: Job,
-    waiting: queue.SimpleQueue[Piece],
-    done: queue.SimpleQueue[int | Exception],
-) -> None:
-    """Feed one worker until no piece is left, from a thread that only waits for it."""
-    assert worker.stdin is not None and worker.stdout is not None
-    piece: Piece | None = None
-    try:
-        worker.stdin.write(dumps(job))
-        while True:
-            piece = waiting.get_nowait()
-            worker.stdin.write(dumps(piece))
-            worker.stdin.flush()
-            done.put(_answer(worker.stdout.readline(), piece))
-    except queue.Empty:
-        return
-    except (OSError, ValueError) as error:
-        where = piece.files[0] if piece else job.output
-        done.put(DataError(f"a decoding process ended while it read {where}: {error}."))
+    def __init__(self, job: Job) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tinysubnets.datasets.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        self._greeting = dumps(job)  # sent with the first piece, where an error has a place
 
+    def decode(self, piece: Piece) -> int:
+        """Decode a piece; returns the number of its images."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(self._greeting + dumps(piece))
+            self._process.stdin.flush()
+            self._greeting = ""
+            answer = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError):  # a closed pipe, or no answer
+            rows = f"rows {piece.row} to {piece.row + piece.stop - piece.start - 1}"
+            raise DataError(
+                f"a decoding process died while it read {piece.files[0]}, {rows}."
+            ) from None
+        if "error" in answer:
+            raise DataError(answer["error"])
+        if "system" in answer:
+            raise OSError(answer["system"])
+        return int(answer["done"])
 
-def _answer(line: str, piece: Piece) -> int | Exception:
-    """A worker's answer as the number of images, or as the error to raise."""
-    if not line:
-        rows = f"rows {piece.row} to {piece.row + piece.stop - piece.start - 1}"
-        return DataError(f"a decoding process died while it read {piece.files[0]}, {rows}.")
-    answer = json.loads(line)
-    if "error" in answer:
-        return DataError(answer["error"])
-    return OSError(answer["system"]) if "system" in answer else int(answer["done"])
+    def kill(self) -> None:
+        """End the process at once; whoever waits for it gets an error."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Close the pipes of a killed process, which nobody waits for any more."""
+        self._process.communicate()
 
 
 @contextlib.contextmanager

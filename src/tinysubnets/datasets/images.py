@@ -10,7 +10,7 @@ import numpy as np
 from tinysubnets.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-_GREY_BATCH = 1024
+GRAY_BATCH = 1024  # color images whose brightness is computed at once
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def fit(inputs: np.ndarray, channels: int, size: int) -> np.ndarray:
     Colors become gray where one channel is wanted.
     """
     if channels == 1 and inputs.shape[1] == 3 and inputs.dtype == np.uint8:
-        inputs = _grey(inputs)
+        inputs = _gray(inputs)
     _, given, height, width = inputs.shape
     if given not in (1, channels) or height > size or width > size:
         raise DataError(
@@ -112,11 +112,11 @@ def fit(inputs: np.ndarray, channels: int, size: int) -> np.ndarray:
     return out
 
 
-def _grey(images: np.ndarray) -> np.ndarray:
+def _gray(images: np.ndarray) -> np.ndarray:
     """The brightness of color images, as Pillow computes it, in pieces that fit in memory."""
     out = np.empty((len(images), 1, *images.shape[2:]), dtype=np.uint8)
-    for start in range(0, len(images), _GREY_BATCH):
-        red, green, blue = images[start : start + _GREY_BATCH].astype(np.uint32).swapaxes(0, 1)
+    for start in range(0, len(images), GRAY_BATCH):
+        red, green, blue = images[start : start + GRAY_BATCH].astype(np.uint32).swapaxes(0, 1)
         mixed = 19595 * red + 38470 * green + 7471 * blue + 0x8000
-        out[start : start + _GREY_BATCH, 0] = mixed >> 16
+        out[start : start + GRAY_BATCH, 0] = mixed >> 16
     return out

@@ -37,18 +37,21 @@ def load(
     root: str | Path | None = None,
     cache: str | Path | None = None,
     size: int | None = None,
+    *,
+    with_test: bool = True,
 ) -> DecodedSet:
     """The `train` or `test` split of a data set.
 
     `name` is one of `catalog.names()`, a Hub repository `owner/name[/folder]`, a folder of images
     per class or an .npz file. `root` is the local folder of Hub repositories, `cache` that of
-    decoded sets. `size` resizes images to a square; it is needed where their sizes differ.
+    decoded sets. `size` resizes images to a square; it is needed where their sizes differ. Without
+    `with_test` no test data are looked at, not even for the names of their classes.
     """
     text = str(name)
     if text.endswith(".npz"):
         if size is not None:
             raise SettingError(f"size={size}: the arrays of {text} are taken as they are.")
-        return load_npz(text, split)
+        return load_npz(text, split, with_test=with_test)
     if text not in catalog.CATALOG and Path(text).expanduser().is_dir():
         return load_folder(text, split, size, cache=cache)
     return _load_parquet(catalog.find(text), split, root, cache, size)
@@ -93,11 +96,12 @@ def load_folder(
     return _decoded(cache_store.fetch(name, spec, sources, build, cache_store.cache_root(cache)))
 
 
-def load_npz(path: str | Path, split: str = "train") -> DecodedSet:
+def load_npz(path: str | Path, split: str = "train", *, with_test: bool = True) -> DecodedSet:
     """Arrays `inputs` and `labels` (training) and `test_inputs` and `test_labels` of an .npz file.
 
     Inputs may have any shape and numeric type. Labels are integers or strings; where an optional
-    array `classes` names the classes, they are places in it.
+    array `classes` names the classes, they are places in it. Without `with_test` the classes are
+    those of the training labels alone.
     """
     if split not in ("train", "test"):
         raise SettingError(unknown("split", split, ("train", "test")))
@@ -117,7 +121,8 @@ def load_npz(path: str | Path, split: str = "train") -> DecodedSet:
                 )
             inputs, labels = (arrays[key] for key in wanted)
             classes = tuple(map(str, arrays["classes"])) if "classes" in arrays.files else ()
-            others = [arrays[k] for k in ("labels", "test_labels") if k in arrays.files]
+            looked_at = ("labels", "test_labels") if with_test else ("labels",)
+            others = [arrays[k] for k in looked_at if k in arrays.files]
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist.") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -163,7 +168,7 @@ def _load_parquet(
 def _named(
     entry: catalog.DataSet, labels: np.ndarray, named: tuple[str, ...], files: tuple[Path, ...]
 ) -> tuple[str, ...]:
-    """Class names: the files', else the catalogue's, else numbers; checks that labels fit them."""
+    """Class names: the files', else the catalog's, else numbers; checks that labels fit them."""
     largest = int(labels.max()) if labels.size else -1
     count = entry.num_classes or len(named) or largest + 1
     if largest >= count:

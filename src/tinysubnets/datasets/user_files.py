@@ -50,7 +50,7 @@ def check_raw(file: str, inputs: np.ndarray, subnet: Subnet) -> None:
         raise DataError(f"{file}: {error}") from None
 
 
-def read_labelled(data: str, sample: Sample | None, task: str) -> tuple[np.ndarray, np.ndarray]:
+def read_labeled(data: str, sample: Sample | None, task: str) -> tuple[np.ndarray, np.ndarray]:
     """Raw inputs and the names of their classes, from a folder of images per class or an .npz."""
     if Path(data).suffix == ".npz":
         found = load_npz(data)
@@ -71,7 +71,7 @@ def read_task(name: str, data: str, samples: Sequence[Sample | None], seed: int)
     if Path(data).suffix != ".npz":
         # Of tasks learned from pixels and from other numbers, images are to be like the former.
         known.sort(key=lambda s: s.dtype != torch.uint8)
-    inputs, labels = read_labelled(data, known[0] if known else None, name)
+    inputs, labels = read_labeled(data, known[0] if known else None, name)
     return Task.from_arrays(name, inputs, labels, seed=seed)
 
 

@@ -1,8 +1,8 @@
 """Decoding of pieces of a data set into a file, in this process or as a process of its own.
 
-Images as small as 32x32 spend most of their time in Python, so that threads do not help; and a
-plain child process, unlike `multiprocessing`, does not run the user's script a second time.
-The parent writes one JSON line for the job and one per piece; each piece is answered by a line.
+Images as small as 32x32 spend most of their time in Python, so that threads do not help. The parent
+of a worker process writes one JSON line for the job and one per piece; each piece is answered by a
+line.
 """
 
 from __future__ import annotations

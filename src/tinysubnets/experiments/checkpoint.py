@@ -8,6 +8,7 @@ instant at which a new checkpoint begins to count.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import shutil
@@ -49,6 +50,8 @@ class Checkpoints:
     ) -> None:
         """Replace the checkpoint; `learned` None means that it is as in the last one."""
         with friendly_os_errors(self.run):
+            if self.folder.is_symlink():  # old checkpoints are removed: never elsewhere
+                raise OSError(errno.ELOOP, "a link", str(self.folder))
             self.folder.mkdir(exist_ok=True)
             files = dict(self._files)
             parts: dict[str, Any] = {"trainer": None}
@@ -80,7 +83,7 @@ class Checkpoints:
             tensors = {role: self._read(entry) for role, entry in files.items()}
             trainer = None if state["trainer"] is None else (tensors["trainer"], state["trainer"])
             found = Checkpoint((tensors["learned"], state["learned"]), trainer, state["numbers"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise RunError(
                 f"the checkpoint in {self.folder} is damaged ({type(error).__name__}: {error}). "
                 "Remove the folder to begin the run again."

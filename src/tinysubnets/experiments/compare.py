@@ -25,7 +25,8 @@ from tinysubnets.experiments.recipe import Recipe, complete
 from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.tables import text_table
-from tinysubnets.files import friendly_os_errors
+from tinysubnets.files import appending, friendly_os_errors
+from tinysubnets.text import for_terminal
 
 POLL_SECONDS = 0.2
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -70,9 +71,10 @@ class Job:
         arguments = self.arguments
         if (self.folder / "config.toml").exists():
             more = [o for o in ("--tensorboard",) if o in self.arguments]
-            arguments = ("resume", str(self.folder), "--no-report", *more)
+            # Its settings are those asked for (`check_settings`), the network among them.
+            arguments = ("resume", str(self.folder), "--trust", "--no-report", *more)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "output.txt", "ab") as output:
+        with appending(self.folder / "output.txt") as output:
             # A session of its own: Ctrl-C reaches the parent alone, which passes it on once.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tinysubnets", *arguments],
@@ -172,7 +174,7 @@ def last_epoch(folder: Path) -> str:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().split(b"\n")
         report: dict[str, Any] = json.loads(lines[-2])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError, RecursionError):
         return "preparing"
     return (
         f"task {report['index'] + 1} {report['task']}, epoch {report['epoch']}/{report['epochs']}, "
@@ -199,7 +201,7 @@ def run_all(comparison: Comparison, stream: TextIO | None = None) -> None:
             if told.get(number, "waiting") != job.state:
                 told[number] = job.state
                 line = f"{job.method} seed {job.seed}: {job.state} {job.detail}".rstrip()
-                print(line, file=stream, flush=True)
+                print(for_terminal(line), file=stream, flush=True)
         if comparison.is_done:
             return
         time.sleep(POLL_SECONDS)

@@ -14,6 +14,8 @@ from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.files import friendly_os_errors
+from tinysubnets.method.core import SubnetReport
+from tinysubnets.text import for_terminal
 from tinysubnets.training.loop import EpochReport
 
 MAX_MATRIX = 10  # tasks of which the whole accuracy matrix is shown
@@ -65,14 +67,14 @@ class PlainDisplay:
         """Show one event of a run."""
         self.clock.see(event)
         if isinstance(event, TaskBegun):
-            self._place = f"task {event.index + 1}/{event.num_tasks} {event.name}"
+            self._place = f"task {event.index + 1}/{event.num_tasks} {for_terminal(event.name)}"
         elif isinstance(event, EpochReport):
             if time.monotonic() - self._spoke >= self.every_seconds:
                 self._say(f"{self._place}: {describe_epoch(event, self.clock)}")
         elif isinstance(event, TaskLearned):
             self._say(describe_task(event))
         elif isinstance(event, Note):
-            self._say(f"note: {event.text}")
+            self._say(for_terminal(f"note: {event.text}"))
 
     def _say(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
@@ -88,9 +90,9 @@ class LiveDisplay:
 
         self.clock = Clock()
         self.progress = Progress(
-            TextColumn("{task.fields[place]}"),
+            TextColumn("{task.fields[place]}", markup=False),  # names may hold brackets
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             console=Console(),
             transient=True,
         )
@@ -108,13 +110,15 @@ class LiveDisplay:
         self.clock.see(event)
         update: dict[str, Any] = {"total": self.clock.total or None, "completed": self.clock.done}
         if isinstance(event, TaskBegun):
-            update["place"] = f"task {event.index + 1}/{event.num_tasks} {event.name}"
+            name = for_terminal(event.name)
+            update["place"] = f"task {event.index + 1}/{event.num_tasks} {name}"
         elif isinstance(event, EpochReport):
             update["state"] = describe_epoch(event, self.clock)
         elif isinstance(event, TaskLearned):
-            self.progress.console.print(describe_task(event), highlight=False)
+            self.progress.console.print(describe_task(event), highlight=False, markup=False)
         elif isinstance(event, Note):
-            self.progress.console.print(f"note: {event.text}", highlight=False)
+            note = for_terminal(f"note: {event.text}")
+            self.progress.console.print(note, highlight=False, markup=False)
         elif isinstance(event, Finished):
             update["state"] = "finished"
         self.progress.update(self.line, **update)
@@ -140,10 +144,11 @@ def describe_task(event: TaskLearned) -> str:
     """A learned task in one line."""
     report, accuracy = event.report, event.row[event.index]
     parts = ["accuracy not measured" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"]
-    if hasattr(report, "bits"):
+    if isinstance(report, SubnetReport):
         parts.append(f"bank {report.bank}, {report.bits} bits, density {report.density:.3f}")
     parts.append(f"{report.training_seconds:.1f} s")
-    return f"learned {event.index + 1}/{event.num_tasks} {report.name}: {'; '.join(parts)}"
+    name = for_terminal(report.name)
+    return f"learned {event.index + 1}/{event.num_tasks} {name}: {'; '.join(parts)}"
 
 
 def duration(seconds: float) -> str:
@@ -216,7 +221,7 @@ def _banks(decisions: Mapping[str, Mapping[str, Any]]) -> str:
     ):
         names = [name for name, _ in found]
         who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        lines.append(f"  {who}: bank {bank} ({reason})")
+        lines.append(for_terminal(f"  {who}: bank {bank} ({reason})"))
     return "\n".join(lines)
 
 

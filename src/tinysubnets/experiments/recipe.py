@@ -6,6 +6,7 @@
     [network]                        a name, and the settings of that network
     [tsn]                            settings of the method; each method has its own table
     [training]  [pruning]
+    [search]                         what `tsn search` tries; nothing else looks at it
 
 A bare scenario name means its recipe `best/<scenario>`.
 """
@@ -19,19 +20,18 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets import config, scenarios
+from tinysubnets import __version__, config, scenarios
 from tinysubnets.errors import SettingError, unknown
 from tinysubnets.experiments import methods as learners
 from tinysubnets.experiments.metrics import MATRICES, MatrixKind
 from tinysubnets.experiments.run_dir import FORMAT
-from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
     from tinysubnets.nn.architecture import Architecture
 
 DEFAULT = "best/permuted-digits"
 _PLAIN = ("scenario", "method")
-_TABLES = ("data", "network", "training", "pruning")
+_TABLES = ("data", "network", "training", "pruning", "search")
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingError(f"cannot read the recipe {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingError(f"{path} is not valid TOML: {error}.") from error
     tasks = values.pop("tasks", None)
     if tasks is not None:

@@ -6,17 +6,17 @@ import json
 import math
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets import config
+from tinysubnets import __version__, config
 from tinysubnets.errors import RunError
 from tinysubnets.experiments import metrics
 from tinysubnets.experiments.methods import METHODS
 from tinysubnets.experiments.run_dir import plain
-from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
     from tinysubnets.experiments.recipe import Plan
@@ -100,8 +100,9 @@ def divergence(store: SubnetStore, names: Sequence[str]) -> dict[str, Any] | Non
         [decisions[row].divergences.get(column) if row in decisions else None for column in names]
         for row in names
     ]
+    settings = store.settings.get("tsn")
     return {
-        "threshold": store.settings.get("tsn", {}).get("threshold"),
+        "threshold": settings.get("threshold") if isinstance(settings, dict) else None,
         "matrix": matrix,
         "decisions": {
             n: {"bank": d.bank, "reason": d.reason, "nearest": d.nearest}
@@ -233,8 +234,11 @@ class Run:
         path = self.folder / EPOCHS
         if not path.is_file():
             return []
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{path} cannot be read: {error}.") from error
 
     def store(self) -> SubnetStore | None:
         """The saved model; None where there is none of subnets, or its network is unknown here."""
@@ -254,15 +258,20 @@ class Run:
             return None
 
     def _own_architecture(self) -> Architecture | None:
-        """The user's own network, built again from the recipe where it is named there."""
+        """The user's own network, built again where this process has imported its code already.
+
+        A result never makes it import code that it names: whoever wrote it may be anybody.
+        """
         from tinysubnets import networks
         from tinysubnets.errors import TinySubNetsError
         from tinysubnets.nn.architecture import Architecture
 
         settings = dict(self.settings.get("network") or {})
-        name, head = settings.pop("name", "auto"), settings.pop("head", "fc")
+        name, head = str(settings.pop("name", "auto")), settings.pop("head", "fc")
+        if name == "auto" or (":" in name and name.partition(":")[0] not in sys.modules):
+            return None
         try:
-            return None if name == "auto" else Architecture(networks.build(name, **settings), head)
+            return Architecture(networks.build(name, **settings), head)
         except TinySubNetsError:
             return None
 
@@ -276,7 +285,7 @@ def read_run(folder: str | Path) -> Run:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{folder} holds no {RESULT}: it is no finished run.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder / RESULT} cannot be read: {error}.") from error
     if isinstance(result, dict) and result.get("format", FORMAT) != FORMAT:
         raise RunError(
@@ -288,7 +297,25 @@ def read_run(folder: str | Path) -> Run:
     missing = [k for k in needed if not isinstance(result, dict) or k not in result]
     if missing:
         raise RunError(f"{folder / RESULT} is no result of this package: it lacks {missing}.")
+    _check_kinds(folder / RESULT, result)
     return Run(folder, result)
+
+
+def _check_kinds(path: Path, result: dict[str, Any]) -> None:
+    """Refuse a result whose parts are not of the kinds that every table and picture expects."""
+    matrix, tasks = result["accuracy_matrix"], result["tasks"]
+    fits = {
+        "accuracy_matrix": isinstance(matrix, list)
+        and all(isinstance(row, list) and len(row) == len(matrix[0]) for row in matrix)
+        and all(v is None or isinstance(v, (int, float)) for row in matrix for v in row),
+        "tasks": isinstance(tasks, list)
+        and all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in tasks),
+        "metrics": isinstance(result["metrics"], dict),
+        "seed": type(result["seed"]) is int,
+        "settings": isinstance(result.get("settings") or {}, dict),
+    }
+    if wrong := [name for name, is_fine in fits.items() if not is_fine]:
+        raise RunError(f"{path} is damaged: {', '.join(wrong)} cannot be what it says.")
 
 
 def find_runs(folders: Iterable[str | Path]) -> list[Run]:

@@ -1,6 +1,6 @@
 """An experiment: a recipe and a seed, run task by task in a run folder, and safe against crashes.
 
-    with RunFolder("runs/one") as folder:
+    with RunDir("runs/one") as folder:
         experiment = Experiment.begin(Plan(recipe.load("permuted-digits")), folder)
         for event in experiment.steps():
             print(event)

@@ -24,7 +24,14 @@ from typing import Any
 
 from tinysubnets import config
 from tinysubnets.errors import RunError
-from tinysubnets.files import atomic_write, friendly_os_errors, lock, sync_file
+from tinysubnets.files import (
+    appending,
+    atomic_write,
+    friendly_os_errors,
+    lock,
+    sync_file,
+    truncate,
+)
 
 FORMAT = 1
 
@@ -77,15 +84,12 @@ class RunDir:
     def log(self, line: str) -> None:
         """Add a line with the time to the log."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        with (
-            friendly_os_errors(self.path),
-            open(self.path / "log.txt", "a", encoding="utf-8") as file,
-        ):
-            file.write(f"{stamp} {line}\n")
+        with friendly_os_errors(self.path), appending(self.path / "log.txt") as file:
+            file.write(f"{stamp} {line}\n".encode(errors="replace"))
 
     def track(self, values: Mapping[str, Any]) -> None:
         """Add a line of metrics."""
-        with friendly_os_errors(self.path), open(self.path / "metrics.jsonl", "ab") as file:
+        with friendly_os_errors(self.path), appending(self.path / "metrics.jsonl") as file:
             file.write((json.dumps(plain(values)) + "\n").encode())
 
     def tracked_bytes(self) -> int:
@@ -102,7 +106,7 @@ class RunDir:
         path = self.path / "metrics.jsonl"
         if path.exists():
             with friendly_os_errors(self.path):
-                os.truncate(path, min(keep_bytes, path.stat().st_size))
+                truncate(path, keep_bytes)
 
     def config(self) -> dict[str, Any]:
         """The effective settings of the run, checked to be of this version's format."""
@@ -111,13 +115,14 @@ class RunDir:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run folder: it has no config.toml.") from None
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RunError(f"{path} cannot be read: {error}.") from error
-        found = values.get("run", {}).get("format")
+        run = values.get("run", {})
+        found = run.get("format") if isinstance(run, dict) else None
         if found != FORMAT:
             raise RunError(
                 f"{self.path} was written in format {found}, by tinysubnets "
-                f"{values.get('run', {}).get('library', 'of an unknown version')}; this version "
+                f"{run.get('library', '?') if isinstance(run, dict) else '?'}; this version "
                 f"works with format {FORMAT}. Go on with that version; the folder is unchanged."
             )
         return config.modernized(values)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+from tinysubnets.text import for_terminal
+
 GAP = "  "  # between columns
 
 
@@ -13,7 +15,8 @@ def text_table(
 ) -> str:
     """Rows of cells as lines in which every column has one width.
 
-    - `rows`: the cells of each row, equally many; a row of none is an empty line.
+    - `rows`: the cells of each row, equally many; a row of none is an empty line. What a terminal
+      would obey in them is written out.
     - `headings`: one over each column, with a rule below; none by default.
     - `num_labels`: so many columns, from the left, hold words and stand to the left; the others
       hold numbers and stand to the right.
@@ -24,7 +27,8 @@ def text_table(
     tsn          97.10
     naive         8.00
     """
-    lines = [headings, *rows] if headings else list(rows)
+    lines = [[for_terminal(cell) for cell in row] for row in rows]
+    lines = [list(headings), *lines] if headings else lines
     num_columns = max(map(len, lines), default=0)
     widths = [max(_width(line[i]) for line in lines if line) for i in range(num_columns)]
     out = [_line(line, widths, num_labels) for line in lines]

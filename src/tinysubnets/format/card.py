@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from tinysubnets.model.size import Entry, Ledger
+from tinysubnets.text import for_markdown
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
@@ -57,6 +58,5 @@ def _usage(store: SubnetStore) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot break out of a table cell."""
-    short = text if len(text) <= 200 else text[:200] + "…"
-    return "".join(c if c.isprintable() else " " for c in short).replace("|", "\\|")
+    """Text that cannot break out of a table cell, not too long."""
+    return for_markdown(text if len(text) <= 200 else text[:200] + "…")

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.errors import ArtifactError, DamageError, FormatError
+from tinysubnets.format import limits
 
 FILE_NAME = "model.safetensors"
 VERSION = 1
@@ -43,13 +44,14 @@ def canonical(value: Any) -> str:
 
 def parse(text: str | bytes, what: str) -> Any:
     """JSON in its canonical form; anything else is damage."""
+    limits.check_json(text, what)
     try:
         value = json.loads(text, parse_constant=_refuse)
         again = canonical(value)
-        again.encode()  # fails for half a character
+        data = again.encode()  # fails for half a character
     except (ValueError, RecursionError):
         raise DamageError(f"the {what} is not valid JSON.") from None
-    if again != (text if isinstance(text, str) else text.decode()):
+    if (again if isinstance(text, str) else data) != text:
         raise DamageError(f"the {what} is not in its canonical form.")
     return value
 
@@ -58,10 +60,10 @@ def _refuse(name: str) -> None:
     raise ValueError(name)
 
 
-def places(num_tasks: int) -> list[tuple[str, int]]:
+def places(num_tasks: int) -> Iterator[tuple[str, int]]:
     """The kind and task number of every section, in the order of the index."""
-    common = [(kind, 0) for kind in COMMON]
-    return common + [(kind, task) for task in range(num_tasks) for kind in KINDS]
+    yield from ((kind, 0) for kind in COMMON)
+    yield from ((kind, task) for task in range(num_tasks) for kind in KINDS)
 
 
 def index_of(sections: Sections, num_tasks: int) -> bytes:
@@ -127,13 +129,17 @@ class ModelFile:
         """How many tasks the file holds."""
         return len(self.config["tasks"])
 
+    def place(self, kind: str, task: int = 0) -> tuple[int, int]:
+        """Where a section begins in the file, and its length, in bytes."""
+        return self._table[kind, task][:2]
+
     def size(self, kind: str, task: int = 0) -> int:
-        """The length of a section."""
-        return self._table[kind, task][1]
+        """The length of a section in bytes."""
+        return self.place(kind, task)[1]
 
     def peek(self, kind: str, task: int, count: int) -> bytes:
         """The first bytes of a section, unchecked; for planning only."""
-        start, size, _ = self._table[kind, task]
+        start, size = self.place(kind, task)
         self._file.seek(start)
         return self._file.read(min(count, size))
 
@@ -168,7 +174,7 @@ class ModelFile:
         reader.done()
         if any(cursor[kind] != end for kind, (_, end) in ends.items()):
             raise DamageError("the index does not cover all sections.")
-        self.file_bytes, self.index_bytes = base, sizes["index"]
+        self.file_bytes = base
 
 
 def model_path(where: str | os.PathLike[str]) -> Path:
@@ -222,8 +228,7 @@ def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], dict[str, int], s
         raise FormatError(
             f"a model of format {version!r}; this version of the package reads format {VERSION}."
         )
-    if not isinstance(config.get("tasks"), list):
-        raise DamageError("the config lists no tasks.")
+    limits.check_task_tables(config.get("tasks"))
     sizes = _sizes(table)
     if header_of(config, sizes) != first + header:
         raise DamageError("the header does not follow from its config.")
@@ -235,6 +240,7 @@ def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], dict[str, int], s
 
 
 def _loads(header: bytes) -> dict[str, Any]:
+    limits.check_json(header, "header")
     try:
         table = json.loads(header.decode())
     except (ValueError, RecursionError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,9 +15,10 @@ from torch import nn
 
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError
 from tinysubnets.files import atomic_write, lock
+from tinysubnets.format import limits
 from tinysubnets.format.card import model_card
 from tinysubnets.format.container import FILE_NAME, ModelFile, model_path
-from tinysubnets.format.io import encode, read_contents
+from tinysubnets.format.io import Contents, encode, read_contents
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
@@ -39,14 +41,37 @@ def save(store: SubnetStore, folder: str | os.PathLike[str]) -> Path:
     path = target / FILE_NAME
     with lock(target / ".lock", wait=True):
         _check_conflict(path, store, identity)
-        atomic_write(path, encoded.parts, is_only_writer=True)
+        try:
+            atomic_write(path, encoded.parts, is_only_writer=True)
+        except OSError as error:
+            if not _is_in_place(path, identity):
+                raise  # the old model is as it was
+            store.saved_as = identity
+            raise ArtifactError(
+                f"the new model is in {path}, but it could not be made sure that a power cut "
+                f"leaves it there: {error.strerror}."
+            ) from error
         store.saved_as = identity
         with ModelFile(path) as file:
             config = json.dumps(file.config, indent=2, ensure_ascii=False) + "\n"
         card = model_card(store, encoded.ledger)
-        atomic_write(target / "config.json", config.encode(), is_only_writer=True)
-        atomic_write(target / "README.md", card.encode(), is_only_writer=True)
+        write_beside(path, {"config.json": config.encode(), "README.md": card.encode()})
     return path
+
+
+def write_beside(model: Path, files: Mapping[str, bytes]) -> None:
+    """Write what is derived from a model that has just been saved, by name, in its folder.
+
+    The folder is locked. An error says that the model itself is the new one.
+    """
+    for name, data in files.items():
+        try:
+            atomic_write(model.with_name(name), data, is_only_writer=True)
+        except OSError as error:
+            raise ArtifactError(
+                f"the new model is saved in {model}, but {name} beside it, which is for people "
+                f"alone, could not be replaced: {error.strerror}. Put that right and save again."
+            ) from error
 
 
 def load(
@@ -56,9 +81,18 @@ def load(
     device: str | torch.device = "cpu",
 ) -> SubnetStore:
     """The store in a model folder, or only what one of its tasks needs."""
-    with ModelFile(model_path(where)) as file:
-        contents = read_contents(file, task)
-        identity = file.identity
+    with limits.guarded(), ModelFile(model_path(where)) as file:
+        store = store_of(read_contents(file, task), net, device)
+        store.saved_as, store.is_partial = file.identity, task is not None
+    return store
+
+
+def store_of(
+    contents: Contents,
+    net: nn.Module | Architecture | None = None,
+    device: str | torch.device = "cpu",
+) -> SubnetStore:
+    """What was read from a file as a store, with its network rebuilt or given again."""
     manifest = contents.manifest
     architecture = architecture_for(manifest, contents.constants, net)
     store = SubnetStore(
@@ -71,8 +105,16 @@ def load(
     store.banks, store.subnets = contents.banks, contents.subnets
     for bank in store.banks:
         bank.layout = store.layout
-    store.saved_as, store.is_partial = identity, task is not None
     return store
+
+
+def _is_in_place(path: Path, identity: str) -> bool:
+    """Whether the file at a path is the model of that hash."""
+    try:
+        with ModelFile(path) as file:
+            return file.identity == identity
+    except ArtifactError:
+        return False
 
 
 def _check_conflict(path: Path, store: SubnetStore, identity: str) -> None:

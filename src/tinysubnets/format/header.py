@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tinysubnets import __version__
 from tinysubnets.errors import ArtifactError, DamageError, TaskError
+from tinysubnets.format import limits
 from tinysubnets.format.container import VERSION
 from tinysubnets.format.sections import DTYPES, MAX_DIMENSIONS
 from tinysubnets.model.subnet import Sample, Subnet
@@ -21,7 +23,6 @@ from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label
-from tinysubnets.version import __version__
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
@@ -56,6 +57,7 @@ class Manifest:
     - `outputs`: those of them that have such a dimension.
     - `constants`: name, type and shape of the buffers that no task changes.
     - `rebuild`: how a network of the package is built again, None for the user's own.
+    - `file_bytes`: the size of the file, which bounds what may be made of it.
     """
 
     head: str
@@ -66,6 +68,7 @@ class Manifest:
     constants: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     rebuild: dict[str, Any] | None
     tasks: tuple[TaskEntry, ...]
+    file_bytes: int = 0
 
     def task_param_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
         """The shapes of a task's task-specific parameters."""
@@ -111,9 +114,10 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
         constants=_constants(architecture.get("constants", [])),
         rebuild=None if rebuild is None else _table(rebuild, "rebuild"),
         tasks=tuple(tasks),
+        file_bytes=file_bytes,
     )
     _check_tasks(manifest)
-    _check_budget(manifest, file_bytes)
+    limits.check_budget(manifest, file_bytes)
     return manifest
 
 
@@ -126,25 +130,6 @@ def _check_tasks(manifest: Manifest) -> None:
         if task.bank > opened:
             raise DamageError(f"config: task {task.name!r} is in bank {task.bank} of {opened}.")
         opened = max(opened, task.bank + 1)
-
-
-def _check_budget(manifest: Manifest, file_bytes: int) -> None:
-    """Refuse a file whose tensors would take memory out of all proportion to its size.
-
-    Every value of a bank that a task owns takes two bits or more in the file, so a real model is
-    far below this; a forged one of some kilobytes can claim some ten megabytes at most.
-    """
-    layout = manifest.layout
-    need = 4 * layout.num_weights * manifest.num_banks
-    for task in manifest.tasks:
-        shapes = manifest.task_param_shapes(len(task.classes)).values()
-        need += layout.num_blocks // 8 + 4 * sum(math.prod(s) for s in shapes)
-    most = 8192 * file_bytes + (1 << 24)
-    if need > most:
-        raise DamageError(
-            f"config: tensors of {need} bytes in a file of {file_bytes}; at most {most} are "
-            "accepted for a file of that size."
-        )
 
 
 def _read_task(
@@ -264,7 +249,7 @@ def _string(value: Any, where: str) -> str:
 
 def _integer(value: Any, where: str, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise DamageError(f"config: {where} is {value!r}; expected {least} to {most}.")
+        raise DamageError(f"config: {where} is {str(value)[:80]}; expected {least} to {most}.")
     return value
 
 

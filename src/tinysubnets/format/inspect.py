@@ -12,30 +12,46 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tinysubnets.coding.seven_task_huffman import seven_tasks_size
+from tinysubnets.coding.bits import count_ones
+from tinysubnets.coding.seven_task_huffman import GROUP, seven_tasks_size
 from tinysubnets.errors import DamageError
+from tinysubnets.format import limits
 from tinysubnets.format.container import COMMON, KINDS, ModelFile, model_path, places
-from tinysubnets.format.folder import load
+from tinysubnets.format.folder import store_of
 from tinysubnets.format.io import Contents, ledger_of_sizes, read_contents
+from tinysubnets.model.bank import Bank
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import FIRST_MEMBER, Subnet
 from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.layout import Layout
 
+MAX_OVERLAPS = 64  # tasks of which every pair is compared: more would take time with their square
 REFERENCES = ("nothing", "what the bank owns", "first scores", "free first scores")
 
 
 def inspect(where: str | os.PathLike[str]) -> dict[str, Any]:
-    """Tasks, banks, sizes and overlaps of a model, everything in the file checked on the way."""
+    """Tasks, banks, sizes and overlaps of a model, everything in the file checked on the way.
+
+    The overlap of every two masks is None where there are more than `MAX_OVERLAPS` tasks.
+    """
     path = model_path(where)
-    with ModelFile(path) as file:
+    with limits.guarded(), ModelFile(path) as file:
         contents = read_contents(file)
         ledger = _ledger(file, contents)
+        return {"path": str(path), **_summary(file, contents, ledger)}
+
+
+def _summary(file: ModelFile, contents: Contents, ledger: Ledger) -> dict[str, Any]:
     subnets = list(contents.subnets.values())
     layout, manifest = contents.manifest.layout, contents.manifest
+    members: list[list[str]] = [[] for _ in contents.banks]
+    for subnet in subnets:
+        members[subnet.bank].append(subnet.name)
+    banks = [_bank(bank, names) for bank, names in zip(contents.banks, members, strict=True)]
+    shares = [bank["free_share"] for bank in banks]
     return {
-        "path": str(path),
         "format": file.config["format"],
         "library": file.config.get("library"),
         "network": manifest.rebuild or "given by the user",
@@ -43,14 +59,14 @@ def inspect(where: str | os.PathLike[str]) -> dict[str, Any]:
         "num_blocks": layout.num_blocks,
         "block": layout.block,
         "settings": contents.settings,
-        "tasks": [_task(s, contents, ledger) for s in subnets],
+        "tasks": [_task(s, layout, members[s.bank], ledger) for s in subnets],
         "tensors": _tensors(subnets, contents),
-        "banks": [_bank(i, contents) for i in range(len(contents.banks))],
-        "free_share": _free_share(contents),
+        "banks": banks,
+        "free_share": sum(shares) / len(shares) if shares else 1.0,
         "ledger": ledger.as_dict(),
         "masks": _mask_sizes(subnets, ledger),
-        "overlap": _overlap(subnets),
-        "room": _room(contents, ledger),
+        "overlap": _overlap(subnets) if len(subnets) <= MAX_OVERLAPS else None,
+        "room": _room(subnets, layout, banks, ledger),
     }
 
 
@@ -61,8 +77,8 @@ def _ledger(file: ModelFile, contents: Contents) -> Ledger:
     return ledger_of_sizes(sizes, file.header_bytes, subnets, contents.manifest.layout)
 
 
-def _task(subnet: Subnet, contents: Contents, ledger: Ledger) -> dict[str, Any]:
-    layout = contents.manifest.layout
+def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) -> dict[str, Any]:
+    """What is said of a task; `members` are the tasks of its bank."""
     kept = int(layout.expand(subnet.mask).count_nonzero())
     accuracy = subnet.valid_accuracy
     return {
@@ -75,7 +91,7 @@ def _task(subnet: Subnet, contents: Contents, ledger: Ledger) -> dict[str, Any]:
         "new_weights": subnet.num_new,
         "valid_accuracy": None if math.isnan(accuracy) else accuracy,
         "bytes": round(ledger.tasks[subnet.name].total) // 8,
-        "mask_against": _reference(subnet, contents),
+        "mask_against": _reference(subnet, members),
         "inputs": None
         if subnet.sample is None
         else [str(subnet.sample.dtype).removeprefix("torch."), list(subnet.sample.shape)],
@@ -85,73 +101,76 @@ def _task(subnet: Subnet, contents: Contents, ledger: Ledger) -> dict[str, Any]:
 def _tensors(subnets: list[Subnet], contents: Contents) -> list[dict[str, Any]]:
     """Each shared tensor: its size, the share that is free, and that each task's mask keeps."""
     layout = contents.manifest.layout
-    masks = [layout.expand(s.mask) for s in subnets]
-    owned = [layout.expand(bank.owned) for bank in contents.banks]
+    densities = [_shares(s.mask, layout) for s in subnets]
+    owned = [_shares(bank.owned, layout) for bank in contents.banks]
     return [
         {
             "name": tensor.name,
             "shape": list(tensor.shape),
-            "densities": [float(m[i:j].float().mean()) for m in masks],
-            "free_shares": [1 - float(o[i:j].float().mean()) for o in owned],
+            "densities": [shares[i] for shares in densities],
+            "free_shares": [1 - shares[i] for shares in owned],
         }
-        for tensor, (i, j) in zip(layout.shared, layout.segments, strict=True)
+        for i, tensor in enumerate(layout.shared)
     ]
 
 
-def _reference(subnet: Subnet, contents: Contents) -> str:
+def _shares(blocks: Tensor, layout: Layout) -> list[float]:
+    """The share of each shared tensor's weights that a mask holds."""
+    held = layout.expand(blocks)
+    return [float(held[i:j].float().mean()) for i, j in layout.segments]
+
+
+def _reference(subnet: Subnet, members: list[str]) -> str:
     """What the task's mask is coded against, in words."""
     kind = 0 if subnet.coded_mask is None else subnet.coded_mask.reference
     if kind < FIRST_MEMBER:
         return REFERENCES[kind]
-    members = [s.name for s in contents.subnets.values() if s.bank == subnet.bank]
     return f"the mask of {members[kind - FIRST_MEMBER]!r}"
 
 
-def _bank(number: int, contents: Contents) -> dict[str, Any]:
-    layout = contents.manifest.layout
-    owned = int(layout.expand(contents.banks[number].owned).count_nonzero())
-    members = [s.name for s in contents.subnets.values() if s.bank == number]
-    free = layout.num_weights - owned
-    return {"tasks": members, "owned_weights": owned, "free_share": free / layout.num_weights}
-
-
-def _free_share(contents: Contents) -> float:
-    banks = [_bank(i, contents)["free_share"] for i in range(len(contents.banks))]
-    return sum(banks) / len(banks) if banks else 1.0
+def _bank(bank: Bank, members: list[str]) -> dict[str, Any]:
+    owned = int(bank.layout.expand(bank.owned).count_nonzero())
+    free = bank.layout.num_weights - owned
+    return {
+        "tasks": members,
+        "owned_weights": owned,
+        "free_share": free / bank.layout.num_weights,
+    }
 
 
 def _mask_sizes(subnets: list[Subnet], ledger: Ledger) -> dict[str, int]:
     """The masks' bytes as stored, as the seven-task Huffman code has them, and raw."""
-    masks = [s.mask.numpy() for s in subnets]
+    groups = [subnets[i : i + GROUP] for i in range(0, len(subnets), GROUP)]
     return {
         "stored_bytes": round(ledger.total.masks) // 8,
-        "seven_task_huffman_bytes": seven_tasks_size(masks) if masks else 0,
+        # Group by group: all masks as booleans would be larger than the model.
+        "seven_task_huffman_bytes": sum(
+            seven_tasks_size([s.mask.numpy() for s in group]) for group in groups
+        ),
         "raw_bytes": sum(s.packed_mask.bits.nbytes for s in subnets),
     }
 
 
 def _overlap(subnets: list[Subnet]) -> list[list[float]]:
     """For tasks i and j the share of the blocks that either mask holds which both hold."""
-    table = []
-    for one in subnets:
-        mine, row = one.mask, []
-        for two in subnets:
-            other = two.mask
-            either = int((mine | other).count_nonzero())
-            row.append(int((mine & other).count_nonzero()) / either if either else 1.0)
-        table.append(row)
+    masks = [s.packed_mask.bits for s in subnets]
+    table = [[1.0] * len(masks) for _ in masks]
+    for one, mine in enumerate(masks):
+        for two, other in enumerate(masks[:one]):
+            either = count_ones(mine | other)
+            share = count_ones(mine & other) / either if either else 1.0
+            table[one][two] = table[two][one] = share
     return table
 
 
-def _room(contents: Contents, ledger: Ledger) -> dict[str, Any]:
+def _room(
+    subnets: list[Subnet], layout: Layout, banks: list[dict[str, Any]], ledger: Ledger
+) -> dict[str, Any]:
     """How many more tasks like the last one would fit: by free weights, and by bytes."""
-    if not contents.subnets:
+    if not subnets:
         return {"bytes_per_task": None, "until_no_free_weights": None, "until_dense_size": None}
-    last = list(contents.subnets.values())[-1]
-    free = sum(
-        contents.manifest.layout.num_weights - _bank(i, contents)["owned_weights"]
-        for i in range(len(contents.banks))
-    )
+    last = subnets[-1]
+    free = sum(layout.num_weights - bank["owned_weights"] for bank in banks)
     step = round(ledger.tasks[last.name].total) // 8
     left = 4 * ledger.num_weights - (ledger.file_bytes or 0)
     return {
@@ -177,12 +196,23 @@ def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = 
     A network of the package is rebuilt and holds every task once, and so does one's own that is
     given as `net`; without it the names and shapes on record are all that can be looked at.
     """
-    path = model_path(where)
-    with ModelFile(path) as file:
-        sections = places(file.num_tasks)
-        for kind, task in sections:
+    with limits.guarded(), ModelFile(model_path(where)) as file:
+        sections = 0
+        for kind, task in places(file.num_tasks):
             file.section(kind, task)
+            sections += 1
         contents = read_contents(file)
+        _check_finite(contents)
+        rebuild = contents.manifest.rebuild
+        known = rebuild is not None and ":" not in str(rebuild.get("network", ":"))
+        if known or net is not None:
+            store = store_of(contents, net)
+            for name in store.tasks:
+                store.tensors(name)
+    return Checked(file.file_bytes, sections, file.num_tasks, known or net is not None)
+
+
+def _check_finite(contents: Contents) -> None:
     for subnet in contents.subnets.values():
         for name, tensor in subnet.task_tensors().items():
             if not bool(torch.isfinite(tensor).all()):
@@ -190,10 +220,3 @@ def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = 
     for number, bank in enumerate(contents.banks):
         if not bool(torch.isfinite(bank.values).all()):
             raise DamageError(f"bank {number} is not finite everywhere.")
-    rebuild = contents.manifest.rebuild
-    known = rebuild is not None and ":" not in str(rebuild.get("network", ":"))
-    if known or net is not None:
-        store = load(path, net)
-        for name in store.tasks:
-            store.tensors(name)
-    return Checked(file.file_bytes, len(sections), file.num_tasks, known or net is not None)

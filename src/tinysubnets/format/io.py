@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
 
 
+_PIECE = 1 << 17  # bytes of a mask looked at together
+
 # Lines of the ledger whose sections have an older word, which is part of the format.
 LEDGER_LINES = {"private": "task_params"}
 
@@ -237,10 +239,16 @@ class _GrowingBank:
         if not self.layout.is_identity:
             blocks = torch.from_numpy(unpack_mask(new, self.layout.num_blocks))
             return np.flatnonzero(self.layout.expand(blocks).numpy())
-        # Mostly few are new: look at the bytes that hold some, not at every bit.
+        # Mostly few are new: look at the bytes that hold some, not at every bit. In pieces, since
+        # positions are large beside the values they are for.
         where = np.flatnonzero(new != 0)
-        bits = np.flatnonzero(np.unpackbits(new[where], bitorder="little").view(np.bool_))
-        return where[bits >> 3] * 8 + (bits & 7)
+        kind = np.int32 if self.layout.num_weights < 1 << 31 else np.int64
+        pieces = [np.empty(0, kind)]
+        for start in range(0, len(where), _PIECE):
+            piece = where[start : start + _PIECE]
+            bits = np.flatnonzero(np.unpackbits(new[piece], bitorder="little").view(np.bool_))
+            pieces.append((piece[bits >> 3] * 8 + (bits & 7)).astype(kind))
+        return np.concatenate(pieces)
 
     def finished(self, last_only: bool) -> Bank:
         """The bank; with nothing in it but the last mask's weights where only that is wanted."""
@@ -265,6 +273,9 @@ class _Walk:
     ) -> None:
         self.file, self.manifest, self.plan, self.records = file, manifest, plan, records
         self.layout = manifest.layout
+        self._stops = np.array([stop for _, stop in self.layout.segments])
+        self._none_new = [0] * len(self.layout.shared)
+        self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}  # by the number of classes
         self.banks: dict[int, _GrowingBank] = {}
         self.subnets: dict[str, Subnet] = {}
 
@@ -304,8 +315,10 @@ class _Walk:
     ) -> tuple[CodebookTensor, ...]:
         """The task's own weights, which go to their places in the bank."""
         new = bank.new_weights(packed)
-        ends = np.searchsorted(new, [stop for _, stop in self.layout.segments])
-        counts = [len(new)] if entry.one_codebook else np.diff(ends, prepend=0).tolist()
+        counts = self._none_new
+        if entry.one_codebook or len(new):
+            ends = np.searchsorted(new, self._stops) if not entry.one_codebook else [len(new)]
+            counts = np.diff(ends, prepend=0).tolist()
         data = self.file.section("codes", number), self.file.section("codebooks", number)
         own = read_own(data, counts)
         if len(new):
@@ -318,7 +331,7 @@ class _Walk:
         entry, record = self.manifest.tasks[number], self.records[number]
         normalization, task_params = self._task_params(number, entry)
         data = Reader(self.file.section("memory", number), "memory")
-        memory, divergences = read_memory(data, [t.name for t in self.manifest.tasks[:number]])
+        memory, divergences = read_memory(data, self.plan.names, number)
         decision = None
         if "reason" in record:
             nearest = record.get("nearest")
@@ -332,7 +345,7 @@ class _Walk:
             bits=entry.bits,
             own=own,
             task_params=task_params,
-            shapes=self.manifest.task_param_shapes(len(entry.classes)),
+            shapes=self._task_param_shapes(entry),
             memory=memory,
             decision=decision,
             valid_accuracy=record.get("accuracy", math.nan),
@@ -340,6 +353,13 @@ class _Walk:
             coded_mask=coded,
             sample=entry.sample,
         )
+
+    def _task_param_shapes(self, entry: TaskEntry) -> dict[str, tuple[int, ...]]:
+        """The shapes of a task's task-specific parameters, one table for all of equal width."""
+        width = len(entry.classes)
+        if width not in self._shapes:
+            self._shapes[width] = self.manifest.task_param_shapes(width)
+        return self._shapes[width]
 
     def _task_params(
         self, number: int, entry: TaskEntry
@@ -350,7 +370,7 @@ class _Walk:
         if entry.channels:
             mean, std = (tuple(other.floats(entry.channels, 32).tolist()) for _ in range(2))
             normalization = normalization_of(mean, std, entry.normalization.trailing)
-        shapes = self.manifest.task_param_shapes(len(entry.classes))
+        shapes = self._task_param_shapes(entry)
         tensors = {
             name: read_tensor(head if self.manifest.in_head(name) else other, math.prod(shape))
             for name, shape in shapes.items()
@@ -376,21 +396,24 @@ class ReadPlan:
             self.members.append(len(banks.setdefault(entry.bank, [])))
             banks[entry.bank].append(number)
         self.numbers = list(range(len(tasks)))
-        self._last_use: dict[int, int] = {}
+        self._last_uses: dict[int, list[int]] = {}  # the tasks that each is the last to need
         if only is None:
             return
+        last_use: dict[int, int] = {}
         target = self.names.index(only)
         group = [n for n in banks[tasks[target].bank] if n <= target]
         needed = {target}
         for number in reversed(group):
             if number in needed or file.size("codes", number):
                 needed.add(number)
-                self._last_use.setdefault(number, number)
+                last_use.setdefault(number, number)
                 with_reference = _reference(file, number) - FIRST_MEMBER
                 if 0 <= with_reference < self.members[number]:
                     needed.add(group[with_reference])
-                    self._last_use.setdefault(group[with_reference], number)
+                    last_use.setdefault(group[with_reference], number)
         self.numbers = sorted(needed)
+        for task, last in last_use.items():
+            self._last_uses.setdefault(last, []).append(task)
 
     def is_wanted(self, number: int) -> bool:
         """Whether the task itself is asked for, not only its mask and weights."""
@@ -398,9 +421,7 @@ class ReadPlan:
 
     def done_with(self, number: int) -> Iterator[int]:
         """The members of the bank whose masks nobody needs after this task."""
-        for task, last in self._last_use.items():
-            if last == number:
-                yield self.members[task]
+        yield from (self.members[task] for task in self._last_uses.get(number, ()))
 
 
 def _reference(file: ModelFile, number: int) -> int:

@@ -11,6 +11,7 @@ weights when it loads them and computes with dense float32. For speed there is i
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
+from tinysubnets.files import atomic_write
 from tinysubnets.model.store import SubnetStore
 
 OPSET = 21  # the first in which a Cast reads UINT4
@@ -60,20 +62,20 @@ def to_onnx(
     takes raw calibration inputs and quantizes weights and activations instead. `example` is a raw
     batch, needed only where the model does not record what its inputs look like.
     """
-    onnx = _needed("onnx")
+    _needed("onnx")
     _needed("onnxscript")
     target = _target(path)
-    # Optimising folds norms into weights: good for int8, but it would destroy the codes.
+    # Optimizing folds norms into weights: good for int8, but it would destroy the codes.
     plain = _plain_onnx(store, task, _example(store, task, example), optimize=int8 is not None)
     plain.metadata_props.add(key="task", value=task)
     classes = json.dumps(list(store.subnet(task).classes))
     plain.metadata_props.add(key="classes", value=classes)
     plain_bytes = len(plain.SerializeToString())
     if int8 is not None:
-        _quantize(plain, target, int8)
+        model = _quantized(plain, int8)
     else:
-        onnx.save(pack_weights(plain) if packed else plain, target)
-    return Exported(target, target.stat().st_size, plain_bytes)
+        model = pack_weights(plain) if packed else plain
+    return Exported(target, _write(target, model.SerializeToString()), plain_bytes)
 
 
 def to_torch(
@@ -82,9 +84,10 @@ def to_torch(
     """Write one task as a `torch.export` program for any batch size."""
     target = _target(path)
     program = _program(store, task, _example(store, task, example))
+    data = io.BytesIO()
     with _quiet():
-        torch.export.save(program, target)
-    size = target.stat().st_size
+        torch.export.save(program, data)
+    size = _write(target, data.getvalue())
     return Exported(target, size, size)
 
 
@@ -115,6 +118,17 @@ def _target(path: str | os.PathLike[str]) -> Path:
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise SettingError(f"cannot write {target}: give a file in a folder that can be written.")
     return target
+
+
+def _write(target: Path, data: bytes) -> int:
+    """Put an export in its place, whole or not at all; gives its size."""
+    try:
+        atomic_write(target, data)
+    except OSError as error:
+        raise SettingError(
+            f"{target} was not written: {error.strerror}. What was there is as it was."
+        ) from error
+    return len(data)
 
 
 def _plain_onnx(store: SubnetStore, task: str, example: Tensor, *, optimize: bool) -> Any:
@@ -171,8 +185,8 @@ def _example(store: SubnetStore, task: str, example: Any) -> Tensor:
     return torch.zeros((EXAMPLE_BATCH, *sample.shape), dtype=sample.dtype)
 
 
-def _quantize(plain: Any, target: Path, calibration: Any) -> None:
-    """Static int8 quantization with ranges from raw calibration inputs."""
+def _quantized(plain: Any, calibration: Any) -> Any:
+    """The graph in static int8, with ranges from raw calibration inputs."""
     onnx = _needed("onnx")
     quantization = _needed("onnxruntime.quantization")
     raw = _array(calibration)
@@ -187,7 +201,7 @@ def _quantize(plain: Any, target: Path, calibration: Any) -> None:
             return next(batches, None)
 
     with tempfile.TemporaryDirectory() as folder, _quiet():
-        source = Path(folder) / "plain.onnx"
+        source, target = Path(folder) / "plain.onnx", Path(folder) / "int8.onnx"
         onnx.save(plain, source)
         quantization.quantize_static(
             source,
@@ -198,12 +212,12 @@ def _quantize(plain: Any, target: Path, calibration: Any) -> None:
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
         )
-    model = onnx.load(target)
+        model = onnx.load(target)
     known = {p.key for p in model.metadata_props}
     for entry in plain.metadata_props:
         if entry.key not in known:
             model.metadata_props.add(key=entry.key, value=entry.value)
-    onnx.save(model, target)
+    return model
 
 
 def _array(inputs: Any) -> np.ndarray:

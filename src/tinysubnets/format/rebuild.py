@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from tinysubnets import networks
 from tinysubnets.errors import ArchitectureError, DamageError, MismatchError, SettingError
+from tinysubnets.format import limits
 from tinysubnets.format.header import Manifest
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 
@@ -127,6 +128,7 @@ def _rebuilt(manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
     task_params = {s.name for s in manifest.task_params}
     found |= {n: tuple(b.shape) for n, b in net.named_buffers() if n in task_params}
     _compare(found, manifest)
+    limits.check_network(found, manifest)
     return _filled(net, manifest, constants)
 
 
@@ -158,16 +160,23 @@ def _filled(net: nn.Module, manifest: Manifest, constants: Mapping[str, Tensor])
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
                 if id(parameter) not in places:
-                    constant = start.get(f"{prefix}.{leaf}" if prefix else leaf)
-                    values = torch.empty(parameter.shape)
-                    places[id(parameter)] = nn.Parameter(
-                        values if constant is None else values.fill_(constant)
-                    )
+                    name = f"{prefix}.{leaf}" if prefix else leaf
+                    constant = start.get(name)
+                    # Every task has a head of its own width: of this one only the shape is needed.
+                    size = (1,) * parameter.ndim if name in manifest.outputs else parameter.shape
+                    values = torch.empty(size)
+                    if constant is not None:
+                        values.fill_(constant)
+                    places[id(parameter)] = nn.Parameter(values.expand(parameter.shape))
                 module._parameters[leaf] = places[id(parameter)]
         for leaf, buffer in module._buffers.items():
             if buffer is not None:
-                known = constants.get(f"{prefix}.{leaf}" if prefix else leaf)
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                known = constants.get(name)
                 fits = known is not None and known.shape == buffer.shape
+                # Statistics have been compared, counters have one value; no other may take room.
+                if not fits and name not in start and buffer.numel() > 1:
+                    raise MismatchError(f"the model holds no constant buffer {name!r} that fits.")
                 module._buffers[leaf] = (
                     known if fits else torch.zeros(buffer.shape, dtype=buffer.dtype)
                 )

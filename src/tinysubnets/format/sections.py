@@ -79,7 +79,7 @@ def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[Codebook
     if not any(counts):
         if data[0] or data[1]:
             raise DamageError("codes for a task that owns no weight.")
-        return tuple(CodebookTensor(torch.zeros(0)) for _ in counts)
+        return (CodebookTensor(torch.zeros(0)),) * len(counts)
     codes, books = Reader(data[0], "codes"), Reader(data[1], "codebooks")
     out = [read_codes(codes, read_form(books), count) for count in counts]
     codes.done()
@@ -195,8 +195,8 @@ def write_memory(
     return out.bytes()
 
 
-def read_memory(data: Reader, earlier: Sequence[str]) -> tuple[Memory, dict[str, float]]:
-    """A task's memory, and its divergences from earlier tasks by name."""
+def read_memory(data: Reader, names: Sequence[str], number: int) -> tuple[Memory, dict[str, float]]:
+    """The memory of task `number`, and its divergences from earlier ones by their names."""
     if not data.data:
         return None, {}
     kind = data.byte()
@@ -209,8 +209,8 @@ def read_memory(data: Reader, earlier: Sequence[str]) -> tuple[Memory, dict[str,
         raise data.damage(f"unknown kind {kind} of memory.")
     divergences: dict[str, float] = {}
     while data.position < len(data.data):
-        task = data.varint(len(earlier) - 1)
-        divergences[earlier[task]] = float(data.floats(1, 32))
+        task = data.varint(number - 1)
+        divergences[names[task]] = float(data.floats(1, 32))
     return memory, divergences
 
 

@@ -11,7 +11,10 @@ trainer.finish()
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -188,6 +191,55 @@ class Learner(Protocol):
     def capacity(self) -> Mapping[str, float]:
         """Sizes that the method's own paper defines, by name, over 32 bits per shared weight."""
         ...
+
+
+class Turn:
+    """Whose turn it is to learn: a learner learns one task at a time.
+
+    A trainer has the turn from its first epoch until its task is kept, it fails, or nobody holds it
+    any more. Other threads are refused meanwhile. Within one thread a trainer may overtake another,
+    which then refuses to finish.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._holder: weakref.ref[Any] | None = None
+        self._thread = 0
+
+    def __reduce__(self) -> tuple[type[Turn], tuple[()]]:
+        return Turn, ()  # a copy of a learner has a turn of its own
+
+    @contextmanager
+    def taken(self, trainer: Any = None, *, is_last: bool = False) -> Iterator[None]:
+        """The turn for a block of code, and for a trainer beyond it.
+
+        - `trainer`: who learns; None where a task only begins.
+        - `is_last`: whether the trainer needs no turn any more after this.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise TaskError(BUSY)
+        try:
+            holder = None if self._holder is None else self._holder()
+            others = holder is not None and holder is not trainer
+            if others and self._thread != threading.get_ident():
+                raise TaskError(BUSY)
+            if trainer is not None:
+                self._holder, self._thread = weakref.ref(trainer), threading.get_ident()
+            try:
+                yield
+            except BaseException:
+                self._holder = None
+                raise
+            if is_last:
+                self._holder = None
+        finally:
+            self._lock.release()
+
+
+BUSY = (
+    "another thread is learning a task with this learner, which learns one at a time; finish that "
+    "task first, let go of its trainer, or give every thread a learner of its own."
+)
 
 
 def learn(learner: Learner, task: Task) -> TaskReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ from tinysubnets.coding.bits import pack_mask
 from tinysubnets.method.pruning import Candidate, Pruned, PruningSettings, post_prune
 from tinysubnets.model.subnet import CodebookTensor, code
 from tinysubnets.nn.masked import TaskModule
-from tinysubnets.training.evaluate import EvalResult, recalibrate_batchnorm
+from tinysubnets.training.evaluate import EvalResult, check_finite, recalibrate_batchnorm
 from tinysubnets.training.loop import Training
 from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, stages_of
 
@@ -88,8 +88,8 @@ class Compressor:
         return {n: t.detach() for n, t in self.module.tensors(weights).items()}
 
     def accuracy(self, weights: Tensor) -> float:
-        """The validation accuracy with these shared weights."""
-        return self.training.evaluate(self.tensors(weights)).accuracy
+        """The validation accuracy with these shared weights; -∞ if logits are not finite."""
+        return self.training.evaluate(self.tensors(weights)).ranked_accuracy
 
     def choose_bits(self, first: int, tolerance: float) -> tuple[int, tuple[CodebookTensor, ...]]:
         """The least width from `first` up that keeps accuracy within the tolerance, and the codes.
@@ -137,7 +137,7 @@ class Compressor:
 
         def measure(mask: Tensor) -> float:
             current.copy_(mask)
-            return EvalResult.of(counts(), len(training.valid)).accuracy
+            return EvalResult.of(counts(), len(training.valid)).ranked_accuracy
 
         return measure
 
@@ -179,7 +179,8 @@ class Compressor:
                 zip(layout.shared, layout.block_segments, strict=True)
             ):
                 _, keys[spec.name], tensors[spec.name] = version(place, mask[i:j])
-            return EvalResult.of(staged.count(tensors, keys), len(training.valid)).accuracy
+            counts = staged.count(tensors, keys)
+            return EvalResult.of(counts, len(training.valid)).ranked_accuracy
 
         try:
             measure(self.mask)  # remembered, so it is not lost
@@ -196,13 +197,25 @@ class Compressor:
         tensors = recalibrate_batchnorm(architecture, self.tensors(weights), training.train, None)
 
         def accuracy(coded: dict[str, CodebookTensor]) -> float:
-            stored = {
-                n: c.decode().reshape(tensors[n].shape).to(tensors[n]) for n, c in coded.items()
-            }
-            return training.evaluate(tensors | stored, recalibrate=False).accuracy
+            stored = _decoded(coded, tensors)
+            return training.evaluate(tensors | stored, recalibrate=False).ranked_accuracy
 
         named = {s.name: tensors[s.name] for s in architecture.task_params}
         return _narrowest(named, settings, accuracy)
+
+    def check_finite(self, compressed: Compressed, coded: dict[str, CodebookTensor]) -> None:
+        """Refuse a task that would be kept with logits that are no finite numbers.
+
+        - `coded`: the task-specific parameters as stored.
+        """
+        tensors = self.tensors(self.weights(compressed.mask, compressed.own))
+        stored, training = tensors | _decoded(coded, tensors), self.training
+        check_finite(self.module.architecture, stored, training.valid, training.task.name)
+
+
+def _decoded(coded: dict[str, CodebookTensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Stored parameters in the shapes and on the device of others of the same names."""
+    return {n: c.decode().reshape(like[n].shape).to(like[n]) for n, c in coded.items()}
 
 
 def _narrowest(

@@ -34,6 +34,7 @@ from tinysubnets.method.base import (
     State,
     TaskReport,
     TaskTrainer,
+    Turn,
     check_architecture,
     check_method,
     check_task,
@@ -122,6 +123,7 @@ class MaskedCore:
             }
             self._check_pretrained()
         self._has_warned = False
+        self.turn = Turn()
 
     def _check_pretrained(self) -> None:
         """Refuse to go on from other weights than those learning began with."""
@@ -148,7 +150,8 @@ class MaskedCore:
 
     def check_network(self, module: TaskModule, task: Task) -> None:
         """Fail now, with an explanation, if the network cannot take this task's inputs."""
-        raw = task.train.inputs(torch.arange(min(2, len(task.train))))
+        batch = min(2, len(task.train), self.training.batch_size)
+        raw = task.train.inputs(torch.arange(batch))
         tensors = {n: t.detach() for n, t in module.tensors(module.free.detach()).items()}
         self.architecture.check(tensors, task.normalization(raw), task.num_classes)
 
@@ -214,10 +217,15 @@ class SubnetTrainer:
 
     def epoch(self) -> EpochReport:
         """Train one epoch and validate."""
-        return self.training.epoch()
+        with self.core.turn.taken(self):
+            return self.training.epoch()
 
     def finish(self) -> SubnetReport:
         """Take the best epoch, compress it and claim it; the task is learned."""
+        with self.core.turn.taken(self, is_last=True):
+            return self._finish()
+
+    def _finish(self) -> SubnetReport:
         if len(self.core.store.subnets) != self.number:
             raise TaskError(
                 f"the store has changed since training on {self.task.name!r} began, and with it "
@@ -227,6 +235,7 @@ class SubnetTrainer:
         work = Compressor(self.module, self.training)
         compressed = self.compress(work)
         coded, accuracy = work.task_params(compressed, self.task_params)
+        work.check_finite(compressed, coded)
         subnet = Subnet(
             name=self.task.name,
             classes=self.task.classes,
@@ -277,7 +286,7 @@ class SubnetTrainer:
 class MaskedLearner(ABC):
     """What learners with a masked core have in common: they answer, save and resume by its store.
 
-    A method adds its settings and `begin`.
+    A method adds its settings and `_begin`.
     """
 
     name: ClassVar[str]
@@ -292,9 +301,15 @@ class MaskedLearner(ABC):
         if core.pretrained is not None:
             self.store.settings["given"] = core.pretrained_hash()
 
-    @abstractmethod
     def begin(self, task: Task) -> TaskTrainer:
         """Check a task and set up its training; nothing is learned yet."""
+        with self.core.turn.taken():
+            check_task(task, self.tasks)
+            return self._begin(task)
+
+    @abstractmethod
+    def _begin(self, task: Task) -> TaskTrainer:
+        """Set up the training of a task that was checked."""
 
     @classmethod
     @abstractmethod
@@ -417,10 +432,6 @@ class MaskedLearner(ABC):
     def capacity(self) -> Mapping[str, float]:
         """Nothing beside the views of the ledger."""
         return {}
-
-    def _check(self, task: Task) -> None:
-        """Refuse what is no task, or one that has been learned."""
-        check_task(task, self.tasks)
 
 
 def method_of(settings: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,7 +18,7 @@ import torch
 from tinysubnets import config
 from tinysubnets.method.banks import choose_bank, remember
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
-from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetTrainer
+from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
 from tinysubnets.method.pruning import PruningSettings
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
@@ -75,12 +74,16 @@ class TinySubNets(MaskedLearner):
             **record["tsn"],
         )
 
-    # Algorithm 1: `learn` runs `begin`, all epochs and the trainer's `finish`, which compresses the
-    # best epoch by `_compress`, stores the task-specific parameters and claims the subnet.
+    def learn(self, task: Task) -> SubnetReport:
+        """Algorithm 1 for one task: learn it to its end and keep it for ever."""
+        trainer = self.begin(task)  # choose a bank, and build what is trained over it
+        while not trainer.finished:
+            trainer.epoch()  # scores, free weights and task-specific parameters together
+        trainer.finish()  # of the best epoch: `_compress`, then claimed by the store
+        return self.reports[task.name]
 
-    def begin(self, task: Task) -> SubnetTrainer:
-        """Check a task, choose its bank and set up its training; nothing is learned yet."""
-        self._check(task)
+    def _begin(self, task: Task) -> SubnetTrainer:
+        """Choose the task's bank and set up its training; nothing is learned yet."""
         settings = self.settings
         memory = remember(task, settings)
         decision = choose_bank(self.store, memory, settings)
@@ -89,7 +92,7 @@ class TinySubNets(MaskedLearner):
             task,
             decision,
             self._module(task, decision),
-            partial(self._compress, bank=decision.bank),
+            lambda trained: self._compress(trained, decision.bank),
             task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
             reports=self.reports,
             memory=memory,
@@ -99,10 +102,8 @@ class TinySubNets(MaskedLearner):
         """What is trained over the bank: mask ⊙ where(owned, bank value, Q(free value))."""
         settings, layout = self.settings, self.store.layout
         bank = self.core.bank(decision.bank)
-        keep, free = (
-            layout.keep(settings.density, settings.density_exponent),
-            bank.free_per_tensor(),
-        )
+        keep = layout.keep(settings.density, settings.density_exponent)
+        free = bank.free_per_tensor()
         if settings.sharing == "none":
             keep = tuple(min(k, f) for k, f in zip(keep, free, strict=True))
         elif sum(free) == 0:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tinysubnets import seeds
-from tinysubnets.coding.bits import pack_mask, unpack_mask
+from tinysubnets.coding.bits import count_ones, pack_mask, unpack_mask
 from tinysubnets.coding.masks import decode_mask, encode_mask, entropy_bits
 from tinysubnets.errors import DamageError
 from tinysubnets.model.subnet import (
@@ -34,9 +34,6 @@ MAX_RANKED_MEMBERS = 32  # earlier masks of the bank that a mask is compared wit
 _SAMPLED_BYTES = 512  # of every mask, to find those
 _ENCODED = 3
 _WORTH = 0.99  # a reference costs the reader time, so it has to save this share of the bytes
-_ONES_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(
-    1, dtype=np.uint8
-)
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ def _nearest_members(packed: np.ndarray, members: Mapping[int, np.ndarray]) -> l
     # Bytes spread evenly over the mask: what they say of a member costs a look at them alone.
     where = np.linspace(0, len(packed) - 1, min(len(packed), _SAMPLED_BYTES)).astype(np.int64)
     sampled = np.stack([member[where] for member in members.values()]) ^ packed[where]
-    apart = _ONES_OF_BYTE[sampled].sum(1, dtype=np.int64)
+    apart = np.bitwise_count(sampled).sum(1, dtype=np.int64)
     best = np.argsort(apart, kind="stable")[:MAX_RANKED_MEMBERS]
     numbers = list(members)
     return sorted(numbers[i] for i in best.tolist())
@@ -125,16 +122,9 @@ def _nearest_members(packed: np.ndarray, members: Mapping[int, np.ndarray]) -> l
 def _estimate_bits(mask: np.ndarray, reference: np.ndarray | None, count: int) -> float:
     """The entropy of a packed mask where the reference is 1, plus that where it is 0."""
     if reference is None:
-        return entropy_bits(_ones(mask), count)
-    ones, both = _ones(reference), _ones(mask & reference)
-    return entropy_bits(both, ones) + entropy_bits(_ones(mask) - both, count - ones)
-
-
-def _ones(packed: np.ndarray) -> int:
-    """How many bits of some bytes are set."""
-    if hasattr(np, "bitwise_count"):  # numpy 2: twenty times faster
-        return int(np.bitwise_count(packed).sum(dtype=np.int64))
-    return int(_ONES_OF_BYTE[packed].sum(dtype=np.int64))
+        return entropy_bits(count_ones(mask), count)
+    ones, both = count_ones(reference), count_ones(mask & reference)
+    return entropy_bits(both, ones) + entropy_bits(count_ones(mask) - both, count - ones)
 
 
 def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:

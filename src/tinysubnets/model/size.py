@@ -2,9 +2,8 @@
 
 - **file**: bytes on disk over 4·|Θ|, the number that counts.
 - **paper**: codes + codebooks + masks (+ samples where kept) over 32·|Θ|, heads left out. The
-paper's
-  own formula counts prefix and bank bits per weight and masks uncoded; ours has no prefix, because
-  a weight's owner is the first task of the bank whose mask holds it.
+  paper's own formula counts prefix and bank bits per weight and masks uncoded; ours has no prefix,
+  because a weight's owner is the first task of the bank whose mask holds it.
 - **worked example**: the arithmetic of the paper's case study.
 """
 
@@ -39,8 +38,14 @@ class Entry:
 class Ledger:
     """The size of a model in bits: one entry per task, and what belongs to no single task.
 
-    `masks_from` says how masks are counted: "entropy" before they are coded, "coded" from the
-    bytes. `file_bytes` is the size of the saved file, where there is one.
+    - `tasks`: an entry per task, in the order of learning; `common`: the rest.
+    - `num_weights`: the shared weights |Θ|.
+    - `new_weights`, `bits`: per task, the weights it was the first to own and their width.
+    - `raw_mask_bits`: what all masks take at one bit per block.
+    - `samples_kept`: whether `memory` holds samples, which the paper counts, or statistics.
+    - `masks_from`: "coded" where masks are counted by their bytes; models without masks say
+      "entropy".
+    - `file_bytes`: the size of the saved file, where there is one.
     """
 
     tasks: dict[str, Entry]

@@ -26,6 +26,7 @@ from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.training.precision import arithmetic
 
 DEFAULT_BATCH = 500
+MAX_DECODED, DECODED_BYTES = 32, 1 << 25  # tasks that stay decoded for their next use
 
 
 class SubnetStore:
@@ -59,7 +60,7 @@ class SubnetStore:
         self.subnets: dict[str, Subnet] = {}
         self.saved_as: str | None = None
         self.is_partial = False
-        self._used: tuple[str, dict[str, Tensor]] | None = None
+        self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
 
     def __repr__(self) -> str:
         return (
@@ -74,7 +75,7 @@ class SubnetStore:
 
     def subnet(self, task: str) -> Subnet:
         """The subnet of a learned task."""
-        if task not in self.subnets:
+        if not isinstance(task, str) or task not in self.subnets:
             raise TaskError(unknown("task", str(task), self.subnets))
         return self.subnets[task]
 
@@ -121,11 +122,18 @@ class SubnetStore:
 
     def tensors(self, task: str) -> dict[str, Tensor]:
         """All tensors the network needs for a task, decoded, by the user's own names."""
-        if self._used is None or self._used[0] != task:
-            tensors = self.architecture.split(self.weights(task)) | self.subnet(task).task_tensors()
-            tensors |= self.architecture.constants
-            self._used = (task, {n: t.to(self.device) for n, t in tensors.items()})
-        return self._used[1]
+        subnet = self.subnet(task)
+        known = self._decoded  # read once: another thread may replace it, but changes none
+        for other, tensors in known:
+            if other is subnet:
+                return tensors
+        tensors = self.architecture.split(self.weights(task)) | subnet.task_tensors()
+        tensors |= self.architecture.constants
+        decoded = {n: t.to(self.device) for n, t in tensors.items()}
+        size = sum(t.numel() * t.element_size() for t in decoded.values())
+        num = max(1, min(MAX_DECODED, DECODED_BYTES // max(1, size)))
+        self._decoded = (*known, (subnet, decoded))[-num:]
+        return decoded
 
     @arithmetic("float32", deterministic=True)
     @torch.no_grad()

@@ -22,7 +22,7 @@ from tinysubnets.errors import SettingError, TinySubNetsError, unknown
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["build", "describe", "names", "settings"]
+__all__ = ["build", "defaults", "describe", "names", "settings"]
 
 # name -> (where its function lives, one line for `tsn list`)
 _NETWORKS = {
@@ -66,6 +66,12 @@ def describe(name: str) -> str:
 def settings(name: str) -> tuple[str, ...]:
     """The settings that a network takes, in the order of its function's arguments."""
     return tuple(inspect.signature(_find(name)).parameters)
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """The settings that a network need not be given, with the values they have then."""
+    found = inspect.signature(_find(name)).parameters.values()
+    return {p.name: p.default for p in found if p.default is not p.empty}
 
 
 def build(name: str, **settings: Any) -> nn.Module:

@@ -17,8 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _WeightNorm
 
+from tinysubnets import seeds
 from tinysubnets.errors import ArchitectureError
+from tinysubnets.nn.trial import Trial, check_head, check_network
 
 Rule = Callable[[str, Tensor], bool]
 
@@ -64,7 +67,7 @@ class Architecture:
             raise ArchitectureError(f"a torch.nn.Module is needed, not {type(net).__name__}.")
         self.head, self.rebuild = head, None if rebuild is None else dict(rebuild)
         check_head(net, head)
-        check_tensors(net)
+        check_network(net)
         self.aliases = _aliases(net)
         parameters = {n: p for n, p in net.named_parameters()}
         rule = shared or is_shared
@@ -92,7 +95,10 @@ class Architecture:
         }
         self.pretrained = {n: t.detach() for n, t in [*parameters.items(), *buffers.items()]}
         self.output = _output_layer(net, head)
-        self._code = {mode: StatelessModule(net, mode) for mode in ("train", "eval", "calibrate")}
+        modes: tuple[Mode, ...] = ("train", "eval", "calibrate")
+        self._code = {mode: StatelessModule(net, mode) for mode in modes}
+        # The head's widths that were tried on inputs of a shape and type.
+        self._tried: dict[tuple[tuple[int, ...], torch.dtype], set[int]] = {}
 
     @property
     def num_shared(self) -> int:
@@ -148,6 +154,12 @@ class Architecture:
             owners.setdefault(owner, []).append(s.name)
         yield from owners.items()
 
+    def weight_norms(self) -> list[str]:
+        """The names of shared weights that weight norm divides by the norm of their rows."""
+        norms = (n for n, m in self.code("eval").named_modules() if isinstance(m, _WeightNorm))
+        lists = {n.rpartition(".")[0] for n in norms}  # "0.parametrizations.weight"
+        return [s.name for s in self.shared if s.name.rpartition(".")[0] in lists]
+
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """The user's own network again, in evaluation mode, holding the given tensors."""
         code = self.code("eval")
@@ -166,54 +178,35 @@ class Architecture:
         return net
 
     def check(self, tensors: Mapping[str, Tensor], inputs: Tensor, num_classes: int) -> None:
-        """Try the network on a few normalized inputs, forward and backward; explain what fails."""
-        state = {n: t.detach().clone() for n, t in {**tensors, **self.constants}.items()}
-        before = {n: t.clone() for n, t in state.items()}
-        given = f"{inputs.dtype} inputs of shape {tuple(inputs.shape)}"
-        # Forked: a trial must not move the caller's random numbers.
-        with torch.random.fork_rng(devices=[]):
-            try:
-                with torch.no_grad():
-                    output = self(state, inputs, "eval")
-            except Exception as error:
-                raise ArchitectureError(
-                    f"the network fails on {given}: {type(error).__name__}: {error}"
-                ) from error
-            if not isinstance(output, Tensor) or output.shape != (len(inputs), num_classes):
-                shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-                raise ArchitectureError(
-                    f"the network gave {shape} for {len(inputs)} inputs; expected "
-                    f"({len(inputs)}, {num_classes}). Is {self.head!r} the last layer?"
-                )
-            self._check_unchanged(before, state)
-            self._check_backward(state, inputs, given)
-        self._check_unchanged(before, state, self.running_stats)
+        """Try the network on a few normalized inputs, forward and backward; explain what fails.
 
-    def _check_backward(self, state: dict[str, Tensor], inputs: Tensor, given: str) -> None:
-        """Try one training step, in which activation checkpointing would show itself."""
+        Done once for inputs of a shape and type. A head of another width is only looked at.
+        """
+        kind = (tuple(inputs.shape), inputs.dtype)
+        widths = self._tried.get(kind)
+        if widths is not None and num_classes in widths:
+            return
+        state = {**tensors, **self.constants}
+        stats = self.running_stats
+        trial = Trial(state, inputs, num_classes, head=self.head, running_stats=stats)
+        # A trial must not move the caller's random numbers, nor leave anything in the network.
+        with seeds.global_generators_kept():
+            if widths is not None:
+                trial.width(self._code["eval"])
+            else:
+                self._try(trial)
+        self._tried.setdefault(kind, set()).add(num_classes)
+
+    def _try(self, trial: Trial) -> None:
+        """Passes in every mode, through copies of the network."""
+        code = copy.deepcopy(self._code)
         learned = [
             s.name for s in (*self.shared, *self.task_params) if s.name not in self.running_stats
         ]
-        try:
-            with torch.enable_grad():
-                trial = state | {n: state[n].clone().requires_grad_() for n in learned}
-                self(trial, inputs, "train").sum().backward()
-        except Exception as error:
-            raise ArchitectureError(
-                f"the network cannot be trained on {given}: {type(error).__name__}: {error}. "
-                "If it uses activation checkpointing, turn that off: checkpointing runs layers "
-                "again outside the forward pass, where they hold no values."
-            ) from error
-
-    def _check_unchanged(
-        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], but: tuple[str, ...] = ()
-    ) -> None:
-        changed = [n for n, t in before.items() if n not in but and not torch.equal(t, after[n])]
-        if changed:
-            raise ArchitectureError(
-                f"the forward pass changes the tensors {changed}; only running statistics of "
-                "normalization layers may change, and only in training."
-            )
+        trial.evaluation(code["eval"], code["eval"].net)
+        trial.training(code["train"], code["train"].net, learned, self.pretrained)
+        if self.has_running_stats:
+            trial.calibration(code["calibrate"], code["calibrate"].net)
 
     def _check_untied_head(self, prefix: str) -> None:
         for alias, name in self.aliases.items():
@@ -312,17 +305,24 @@ class StatelessModule:
         """
         if torch.compiler.is_compiling():  # the form that a compiler knows
             return torch.func.functional_call(self.net, dict(tensors), (inputs,))
-        before: list[tuple[dict[str, Any], str, Tensor]] = []
+        before: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
         with self._lock:
             try:
                 for name, tensor in tensors.items():
                     for holder, leaf in self._slots.get(name, ()):
-                        before.append((holder, leaf, holder[leaf]))
+                        before.append((holder, leaf, holder[leaf], tensor))
                         holder[leaf] = tensor
                 output: Tensor = (self.net if part is None else part)(inputs)
+                assigned = [leaf for holder, leaf, _, own in before if holder[leaf] is not own]
             finally:
-                for holder, leaf, tensor in before:
+                for holder, leaf, tensor, _ in before:
                     holder[leaf] = tensor
+        if assigned:
+            raise ArchitectureError(
+                f"the forward pass assigns self.{assigned[0]}, which would be lost after it: "
+                "tensors of a network change by training alone. Use a normalization layer, whose "
+                "running statistics belong to each task, or a local variable."
+            )
         return output
 
 
@@ -336,9 +336,15 @@ def _meta_copy(net: nn.Module, mode: Mode) -> nn.Module:
     code = copy.deepcopy(net, memo)
     code.train(mode == "train")
     for module in code.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            module.sparse = False  # all tasks share one vector of weights, with one gradient
         if isinstance(module, _NormBase) and module.track_running_stats:
-            # Nothing reads the count, and adding to it costs a launch.
-            module.num_batches_tracked = None
+            if isinstance(module, nn.SyncBatchNorm) and mode != "eval":
+                # It insists on counting, which it does without a value; 0.1 is torch's default.
+                module.momentum = 0.1 if module.momentum is None else module.momentum
+            else:
+                # Nothing reads the count, and adding to it costs a launch.
+                module.num_batches_tracked = None
             if mode == "calibrate":
                 module.train()
                 module.momentum = 1.0  # the statistics of exactly this batch
@@ -356,53 +362,3 @@ def _slots(net: nn.Module) -> dict[str, list[TensorSlot]]:
                     name = first.setdefault(id(tensor), f"{prefix}.{leaf}" if prefix else leaf)
                     places.setdefault(name, []).append((holder, leaf))
     return places
-
-
-# Which networks can be wrapped: checks at the door, before any of their code runs.
-
-
-def check_head(net: nn.Module, head: str) -> None:
-    """Refuse a head that is not there, and list the layers that could be meant."""
-    modules = dict(net.named_modules())
-    if head and head in modules:
-        return
-    candidates = [n for n, m in modules.items() if n and _has_matrix(m)]
-    raise ArchitectureError(
-        f"the network has no head named {head!r}. Layers that could be the head: "
-        f"{', '.join(reversed(candidates)) or 'none'}. Say which: "
-        "Architecture(net, head=…)."
-    )
-
-
-def _has_matrix(module: nn.Module) -> bool:
-    return any(_is_lazy(p) or p.ndim >= 2 for p in module.parameters(recurse=False))
-
-
-def check_tensors(net: nn.Module) -> None:
-    """Refuse networks that keep values where they cannot be seen or are not there yet."""
-    for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
-        if _is_lazy(tensor):
-            raise ArchitectureError(f"{name!r} has no shape yet; run the lazy network once first.")
-    known = {id(t) for t in [*net.parameters(), *net.buffers()]}
-    for prefix, module in net.named_modules():
-        for attribute, value in vars(module).items():
-            if attribute in ("_parameters", "_buffers", "_modules"):
-                continue
-            if any(id(t) not in known for t in _tensors_in(value)):
-                raise ArchitectureError(
-                    f"{type(module).__name__} {prefix or '(the network)'} keeps a tensor in "
-                    f"{attribute!r}, outside parameters and buffers; use register_buffer."
-                )
-
-
-def _is_lazy(tensor: Tensor) -> bool:
-    return isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer))
-
-
-def _tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
-    """The tensors in a value, and in plain containers of values."""
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and isinstance(value, (list, tuple, set, frozenset, Mapping)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors_in(item, depth - 1)

@@ -7,7 +7,7 @@ vector of all shared weights, [blocks] that of their mask blocks; see `layout`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tinysubnets.errors import ArchitectureError
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.codebook import (
     LookupTable,
@@ -329,26 +330,36 @@ def layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterato
     losses: list[Tensor] = []
     inside = False  # a layer that is called for its full output calls layers, which do not count
 
-    def compare(module: nn.Module, names: list[str], prefix: str) -> Any:
+    def compare(owner: str, names: list[str]) -> list[Any]:
+        module, prefix = code.get_submodule(owner), f"{owner}." if owner else ""
         weights = {n[len(prefix) :]: full[n] for n in names}
+        before: list[int] = []
 
-        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def enter(_: nn.Module, args: Any) -> None:
+            before[:] = _versions(args)
+
+        def leave(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             nonlocal inside
             if inside:
                 return
+            if before != _versions(args):
+                raise ArchitectureError(
+                    f"the layer {owner or '(the network)'} overwrites its own input, which the "
+                    "layer-wise loss needs again; use inplace=False there, or set "
+                    "layer_loss_weight to 0."
+                )
             inside = True
             with torch.no_grad():
                 target = torch.func.functional_call(module, weights, args, kwargs)
             inside = False
-            losses.append(functional.mse_loss(_first(output), _first(target)))
+            # A copy: an activation that follows may overwrite the output in place.
+            losses.append(functional.mse_loss(_first(output).clone(), _first(target)))
 
-        return module.register_forward_hook(hook, with_kwargs=True)
+        last = module.register_forward_hook(leave, with_kwargs=True)
+        return [module.register_forward_pre_hook(enter), last]
 
     code = architecture.code("train")
-    handles = [
-        compare(code.get_submodule(owner), names, f"{owner}." if owner else "")
-        for owner, names in architecture.layers()
-    ]
+    handles = [h for owner, names in architecture.layers() for h in compare(owner, names)]
     try:
         yield losses
     finally:
@@ -356,6 +367,15 @@ def layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterato
             handle.remove()
 
 
+def _versions(args: Any) -> list[int]:
+    """How often each tensor was changed in place; nothing for a compiler, which sees no such."""
+    if torch.compiler.is_compiling():
+        return []
+    return [a._version for a in args if isinstance(a, Tensor)]
+
+
 def _first(output: Any) -> Tensor:
     """The first tensor of a layer's output: attention and recurrent layers give several."""
-    return output if isinstance(output, Tensor) else _first(output[0])
+    if isinstance(output, Tensor):
+        return output
+    return _first(next(iter(output.values() if isinstance(output, Mapping) else output)))

@@ -78,7 +78,17 @@ def table(
         return measured_tables.operations(runs, data)
     if name == "fixed-point":
         return measured_tables.fixed_point(runs, data)
-    return getattr(tables, name)(runs)
+    from_results = {
+        "capacity": tables.capacity,
+        "accuracy": tables.accuracy,
+        "imagenet100": tables.imagenet100,
+        "memory": tables.memory,
+        "sparsity": tables.sparsity,
+        "bits": tables.bits,
+        "times": tables.times,
+        "transfer": tables.transfer,
+    }
+    return from_results[name](runs)
 
 
 def show(

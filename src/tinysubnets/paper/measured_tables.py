@@ -64,10 +64,11 @@ def _iterations(group: Group | None) -> str:
 
 def operations(runs: Sequence[Run], data: str | None = None) -> Table:
     """Table 9 and figure 4: operations by bit-width, with and without pruning."""
-    groups, rows = grouped(runs), []
+    groups, rows, uncounted = grouped(runs), [], set()
     for scenario, values in paper.OPERATIONS.items():
         for group in ours(pick(groups, scenario, TSN)):
             costs = None if group is None else Measured(group.runs[0], data).operations()
+            uncounted |= {f"{label(scenario)}: {name}" for c in costs or () for name in c.uncounted}
             for kind, theirs in zip(paper.OPERATION_KINDS, values, strict=True):
                 cells = _operation_cells(group, costs, kind)
                 name = kind if group is None else f"{kind}, {method_label(group)}"
@@ -81,7 +82,9 @@ def operations(runs: Sequence[Run], data: str | None = None) -> Table:
         "recipe",
     )
     title = "Table 9 and figure 4: operations of one sample, in millions"
-    return Table("operations", title, heads, tuple(rows), notes.OPERATIONS)
+    more = (f"Layers of a kind that cannot be counted: {', '.join(sorted(uncounted))}.",)
+    footnotes = notes.OPERATIONS + (more if uncounted else ())
+    return Table("operations", title, heads, tuple(rows), footnotes)
 
 
 def _operation_cells(

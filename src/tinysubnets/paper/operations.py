@@ -4,6 +4,10 @@ Every layer is watched while one sample passes through the network. A weight of 
 in as many products as there are positions it is applied to, so a layer costs (its weights kept by
 the task's mask) × (positions). Additions of biases, normalization, activations and pooling are not
 counted; look-ups in embeddings multiply nothing and cost 0.
+
+`torch.utils.flop_counter` gives the same sums for linear layers and convolutions, and a test holds
+both together. It cannot take its place: of an LSTM and of fused attention it counts nothing,
+without a word, and it does not tell which weight takes part, whose mask decides what is left.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments.tables import text_table
+from tinysubnets.text import for_latex, for_markdown
 
 Format = Literal["text", "markdown", "latex"]
 FORMATS: tuple[Format, ...] = ("text", "markdown", "latex")
@@ -62,7 +63,7 @@ def _text(table: Table) -> str:
 
 def _markdown(table: Table) -> str:
     def line(cells: tuple[str, ...]) -> str:
-        return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+        return "| " + " | ".join(for_markdown(c) for c in cells) + " |"
 
     marks = tuple(":---" if i < table.num_labels else "---:" for i in range(len(table.headings)))
     rows = [line(row) for row in _grouped(table)]
@@ -73,49 +74,20 @@ def _markdown(table: Table) -> str:
     ) + ("\n")
 
 
-_ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "−": r"$-$",
-    "–": "--",
-    "≥": r"$\geq$",
-    "<": r"$<$",
-    ">": r"$>$",
-    "Υ": r"$\Upsilon$",
-    "Θ": r"$\Theta$",
-    "|": r"$|$",
-    "→": r"$\to$",
-    "·": r"$\cdot$",
-    "…": r"\dots{}",
-}
-
-
-def _escape(text: str) -> str:
-    return "".join(_ESCAPES.get(c, c) for c in text)
-
-
 def _latex(table: Table) -> str:
     columns = "l" * table.num_labels + "r" * (len(table.headings) - table.num_labels)
 
     def line(cells: tuple[str, ...]) -> str:
-        return " & ".join(_escape(c) for c in cells) + r" \\"
+        return " & ".join(for_latex(c) for c in cells) + r" \\"
 
-    notes = [rf"\item[{i}] {_escape(n)}" for i, n in enumerate(table.notes, 1)]
+    notes = [rf"\item[{i}] {for_latex(n)}" for i, n in enumerate(table.notes, 1)]
     listed = [r"\begin{itemize}\footnotesize", *notes, r"\end{itemize}"] if notes else []
     return "\n".join(
         [
             "% needs \\usepackage{booktabs}",
             r"\begin{table}[t]",
             r"\centering\small",
-            rf"\caption{{{_escape(table.title)}}}",
+            rf"\caption{{{for_latex(table.title)}}}",
             rf"\label{{tab:{table.name}}}",
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",

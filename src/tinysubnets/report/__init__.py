@@ -47,7 +47,7 @@ def write_report(
         pictures.mkdir(parents=True, exist_ok=True)
         for name, drawing in figures.items():
             drawing.save(pictures / f"{name}.svg")
-        atomic_write(page, text.encode("utf-8"))
+        atomic_write(page, text.encode("utf-8", "replace"))
     return page
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tinysubnets.files import atomic_write
 from tinysubnets.report.theme import DARK, LIGHT, MarkShape
 
 SMALL, NORMAL = 11.5, 12.5
@@ -143,7 +144,7 @@ class Drawing:
             f'font-family="system-ui, sans-serif">\n<title>{escape(self.title)}</title>\n'
             f"<style>@media (prefers-color-scheme: dark) {{ {dark} }}</style>\n{body}\n</svg>\n"
         )
-        Path(path).write_text(text, encoding="utf-8")
+        atomic_write(Path(path), text.encode("utf-8", "replace"))
 
 
 def text_width(text: str, size: float = SMALL) -> float:

@@ -34,6 +34,7 @@ from tinysubnets.report.theme import NUM_SERIES, PARTS, series, task_color
 from tinysubnets.scenarios import SCENARIOS
 
 T = TypeVar("T")
+MAX_OVERLAPS = 64  # tasks of which every pair is compared
 CHUNK = 1 << 19  # so many weights at a time take part in the overlap of masks
 
 
@@ -57,7 +58,8 @@ def of_run(run: Run) -> list[Figure]:
 
 def of_model(store: SubnetStore) -> list[Figure]:
     """The pictures that need the saved model."""
-    return [make(store) for make in (ownership, task_masks, mask_overlap, codebooks)]
+    makers = (ownership, task_masks, mask_overlap, codebooks)
+    return [figure for figure in (make(store) for make in makers) if figure is not None]
 
 
 def of_all(runs: Sequence[Run]) -> list[Figure]:
@@ -258,7 +260,8 @@ def ownership(store: SubnetStore) -> Figure:
             side = WIDTH / max(60, shown.shape[1])
             top += 44 + _weights(drawing, (0, top + 24), side, shown, len(store.tasks))
     drawing.height = top
-    shares = store.settings.get("tsn", {}).get("sharing", "values")
+    settings = store.settings.get("tsn")  # of another method there are none
+    shares = settings.get("sharing", "values") if isinstance(settings, dict) else "values"
     kind = "value-based sharing" if shares == "values" else "disjoint values"
     return Figure(
         "ownership",
@@ -272,7 +275,8 @@ def ownership(store: SubnetStore) -> Figure:
 def task_masks(store: SubnetStore) -> Figure:
     """What each task uses in one layer, every weight in the color of its owner."""
     reach, count = 42, len(store.tasks)  # weights from side to side, where the layer has so many
-    shared = {s.name: _as_matrix(torch.empty(s.shape)).shape for s in store.architecture.shared}
+    empty = {s.name: torch.empty(s.shape, device="meta") for s in store.architecture.shared}
+    shared = {name: _as_matrix(tensor).shape for name, tensor in empty.items()}
     name = max(shared, key=lambda n: min(*shared[n], reach))
     chosen = _spread(range(count), 10)
     across = 5 if len(chosen) > 6 else 3
@@ -342,9 +346,14 @@ def _task_legend(drawing: Drawing, num_tasks: int, words: str) -> None:
     drawing.text(left + 6, 12, f"1 to {num_tasks}")
 
 
-def mask_overlap(store: SubnetStore) -> Figure:
-    """The share of each task's weights that each other task of its bank uses too."""
+def mask_overlap(store: SubnetStore) -> Figure | None:
+    """The share of each task's weights that each other task of its bank uses too.
+
+    None of very many tasks: cells would be too small to see, and their number is a square.
+    """
     subnets = list(store.subnets.values())
+    if len(subnets) > MAX_OVERLAPS:
+        return None
     common = torch.zeros(len(subnets), len(subnets))
     # In chunks: all masks at once as floats would take many times the model's memory.
     chunks = [t.split(CHUNK) for t in (store.layout.block_sizes, *(s.mask for s in subnets))]

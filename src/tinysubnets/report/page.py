@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import jinja2
 
+from tinysubnets import __version__
 from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
 from tinysubnets.report import figures, theme
 from tinysubnets.report.charts import size_text
 from tinysubnets.report.drawing import Drawing
-from tinysubnets.version import __version__
 
 DETAILED = 8  # at most so many groups get pictures of their own
 

@@ -30,7 +30,7 @@ class Scenario(Protocol):
         ...
 
     def task(self, index: int) -> Task:
-        """The task at a place of the sequence, with its test data."""
+        """The task at a place of the sequence, with its test data if these were asked for."""
         ...
 
 
@@ -115,10 +115,17 @@ def build(
     seed: int = 0,
     root: str | Path | None = None,
     cache: str | Path | None = None,
+    with_test: bool = True,
 ) -> Scenario:
-    """The scenario of that name; `root` and `cache` say where data sets lie."""
+    """The scenario of that name.
+
+    - `values`: settings of the scenario where they differ from its defaults.
+    - `seed`: of all that is drawn: permutations, the order of classes, validation data.
+    - `root`, `cache`: where data sets lie, and where decoded ones are kept.
+    - `with_test`: without it no test data are read at all, and tasks have none.
+    """
     module, _, attribute = entry(name).code.partition(":")
     made: Scenario = getattr(importlib.import_module(module), attribute)(
-        settings(name, values), seed=seed, root=root, cache=cache
+        settings(name, values), seed=seed, root=root, cache=cache, with_test=with_test
     )
     return made

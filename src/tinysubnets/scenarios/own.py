@@ -28,8 +28,10 @@ class Own:
         seed: int = 0,
         root: str | Path | None = None,
         cache: str | Path | None = None,
+        with_test: bool = True,
     ) -> None:
         self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
+        self.with_test = with_test
         self.sources = {
             name: config.build(TaskSource, table, f"tasks.{name}")
             if "data" in table
@@ -49,7 +51,8 @@ class Own:
         source = self.sources[name]
         train = self._load(source, "train")
         self._check_shape(name, train.inputs.shape[1:])
-        test = self._load(source, "test") if _has_test(source.data) else None
+        has_test = self.with_test and _has_test(source.data)
+        test = self._load(source, "test") if has_test else None
         for wanted in source.classes:
             if wanted not in train.classes:
                 raise SettingError(unknown(f"class of task {name!r}:", wanted, train.classes))
@@ -59,7 +62,8 @@ class Own:
 
     def _load(self, source: TaskSource, split: str) -> DecodedSet:
         size = None if source.data.endswith(".npz") else self.settings.image_size
-        part = load_set(source.data, split, self.root, self.cache, size)
+        place = (self.root, self.cache, size)
+        part = load_set(source.data, split, *place, with_test=self.with_test)
         channels, side = self.settings.channels, self.settings.image_size
         if part.inputs.ndim != 4 or (channels is None and side is None):
             return part

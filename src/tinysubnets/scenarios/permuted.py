@@ -24,8 +24,10 @@ class Permuted:
         seed: int = 0,
         root: str | Path | None = None,
         cache: str | Path | None = None,
+        with_test: bool = True,
     ) -> None:
         self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
+        self.with_test = with_test
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -33,12 +35,10 @@ class Permuted:
         return tuple(f"permutation-{i}" for i in range(self.settings.num_tasks))
 
     @cached_property
-    def _sets(self) -> tuple[DecodedSet, DecodedSet]:
+    def _sets(self) -> tuple[DecodedSet, DecodedSet | None]:
         name = self.settings.dataset
-        return (
-            load_set(name, "train", self.root, self.cache),
-            load_set(name, "test", self.root, self.cache),
-        )
+        train = load_set(name, "train", self.root, self.cache)
+        return train, load_set(name, "test", self.root, self.cache) if self.with_test else None
 
     def permutation(self, index: int) -> np.ndarray:
         """Where each pixel of a task's images comes from; the same in all channels."""
@@ -50,7 +50,9 @@ class Permuted:
 
     def task(self, index: int) -> Task:
         """The task at a place of the sequence."""
-        train, test = (self._permuted(part, index) for part in self._sets)
+        train, test = self._sets
+        train = self._permuted(train, index)
+        test = None if test is None else self._permuted(test, index)
         numbers = range(len(train.classes))
         return make_task(self.names[index], train, test, numbers, self.settings, self.seed)
 

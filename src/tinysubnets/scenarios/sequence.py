@@ -22,8 +22,10 @@ class Sequence:
         seed: int = 0,
         root: str | Path | None = None,
         cache: str | Path | None = None,
+        with_test: bool = True,
     ) -> None:
         self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
+        self.with_test = with_test
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -32,7 +34,8 @@ class Sequence:
 
     def task(self, index: int) -> Task:
         """The task at a place of the sequence."""
-        train, test = (self._fitted(index, split) for split in ("train", "test"))
+        train = self._fitted(index, "train")
+        test = self._fitted(index, "test") if self.with_test else None
         numbers = range(len(train.classes))
         return make_task(self.names[index], train, test, numbers, self.settings, self.seed)
 

@@ -14,7 +14,7 @@ from tinysubnets.datasets.loaders import DecodedSet, load
 from tinysubnets.errors import TaskError
 from tinysubnets.scenarios.settings import DataSettings
 from tinysubnets.tasks.normalization import Normalization
-from tinysubnets.tasks.task import Split, Task, fitted_normalisation, stratified
+from tinysubnets.tasks.task import Split, Task, fitted_normalization, stratified
 
 DIGITS_TEST_SHARE = 0.2
 _NORMALISED_VALUES = 1 << 22  # enough for mean and deviation; whole sets may not fit in memory
@@ -26,9 +26,13 @@ def load_set(
     root: str | Path | None = None,
     cache: str | Path | None = None,
     size: int | None = None,
+    *,
+    with_test: bool = True,
 ) -> DecodedSet:
-    """A data set by name, scikit-learn's bundled `digits` among them."""
-    return digits(split) if name == "digits" else load(name, split, root, cache, size)
+    """A data set by name, scikit-learn's bundled `digits` among them; arguments as for `load`."""
+    if name == "digits":
+        return digits(split)
+    return load(name, split, root, cache, size, with_test=with_test)
 
 
 def digits(split: str) -> DecodedSet:
@@ -76,7 +80,7 @@ def make_task(
         )
         if len(tested) == 0:
             raise TaskError(f"task {name!r}: its test set has no sample of its classes.")
-    return Task(name, classes, learned, valid, tested, _normalisation(name, learned))
+    return Task(name, classes, learned, valid, tested, _normalization(name, learned))
 
 
 def _present(split: Split, classes: Sequence[str]) -> set[str]:
@@ -112,11 +116,11 @@ def _evenly(labels: Tensor, limit: int, path: tuple[int | str, ...]) -> Tensor:
     return order[rank[order].argsort(stable=True)[:limit]].sort().values
 
 
-def _normalisation(name: str, train: Split) -> Normalization:
+def _normalization(name: str, train: Split) -> Normalization:
     """Mean and deviation per channel, from as many samples as are read in a moment."""
     sample = train.inputs(slice(0, 1)).numel()
     step = -(-len(train) * sample // _NORMALISED_VALUES)
     if step > 1:
         assert train.index is not None
         train = Split(train.source, train.labels[::step], train.index[::step])
-    return fitted_normalisation(name, train, "auto")
+    return fitted_normalization(name, train, "auto")

@@ -25,16 +25,18 @@ class Split:
         seed: int = 0,
         root: str | Path | None = None,
         cache: str | Path | None = None,
+        with_test: bool = True,
     ) -> None:
         self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
+        self.with_test = with_test
 
     @cached_property
-    def _sets(self) -> tuple[DecodedSet, DecodedSet]:
+    def _sets(self) -> tuple[DecodedSet, DecodedSet | None]:
         name, size = self.settings.dataset, self.settings.image_size
-        return (
-            load_set(name, "train", self.root, self.cache, size),
-            load_set(name, "test", self.root, self.cache, size),
-        )
+        train = load_set(name, "train", self.root, self.cache, size)
+        if not self.with_test:
+            return train, None
+        return train, load_set(name, "test", self.root, self.cache, size)
 
     @cached_property
     def groups(self) -> list[list[int]]:

@@ -5,6 +5,8 @@ Everything that is wrong with data is said here, before anything is learned from
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +16,10 @@ from torch import Tensor
 from tinysubnets.errors import TaskError
 
 Label = int | str
+MAX_NAME = 500  # characters of a task's name
+MAX_LABEL = 1000  # characters of a class label
+MAX_LABELS_BYTES = 1 << 20  # of all labels of a task together
+MAX_EXACT = 2**53  # up to here every integer is a float64 of its own
 _CHUNK = 4096  # samples looked at together
 # Pixels of 0 and 1 alone have a mean and a deviation of at most 1.21 together.
 _LEAST_REACH = 2.0
@@ -53,11 +59,82 @@ class DatasetInputs:
         return torch.stack(items) if items else torch.empty(0)
 
 
+def check_text(text: Any, what: str, most: int, *, controls: bool) -> None:
+    """Refuse a name or label that no file could hold, before anything is learned under it.
+
+    - `what`: what the text is, for the error.
+    - `most`: the characters it may have.
+    - `controls`: whether control characters, such as line ends, may be in it.
+    """
+    if not isinstance(text, str) or not text:
+        raise TaskError(f"{what} is a non-empty string, not {_short(text)}.")
+    if len(text) > most:
+        raise TaskError(f"{what} has {len(text):,} characters; at most {most:,} are allowed.")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise TaskError(
+            f"{what} holds half a character, {_short(text)}, which no file can store; decode it "
+            "with the right encoding."
+        )
+    if not controls and any(unicodedata.category(c) == "Cc" for c in text):
+        raise TaskError(f"{what} holds a control character, {_short(text)}; leave it out.")
+
+
+def check_classes(name: str, classes: Sequence[Label]) -> None:
+    """Refuse labels of a task that no file could hold; integers always can be."""
+    texts = [c for c in classes if isinstance(c, str)]
+    for text in texts:
+        if text:
+            check_text(text, f"task {name!r}: a label", MAX_LABEL, controls=True)
+    size = sum(len(c.encode()) for c in texts)
+    if size > MAX_LABELS_BYTES:
+        raise TaskError(
+            f"task {name!r}: its {len(texts):,} labels take {size:,} bytes; at most "
+            f"{MAX_LABELS_BYTES:,} are allowed. Shorten them, or number the classes."
+        )
+
+
+def check_seed(name: str, seed: Any) -> None:
+    """Refuse a seed that is no integer of 64 bits."""
+    is_whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if not is_whole or not -(2**63) <= seed < 2**63:
+        raise TaskError(f"task {name!r}: seed = {_short(seed)} is not an integer of 64 bits.")
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:80]}…"
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Numbers or labels as a numpy array; what cannot be one without a loss is a TaskError."""
+    if isinstance(values, Tensor):
+        return _dense(values).detach().cpu().numpy()
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise TaskError(
+            "a masked array is given, whose masked entries have no values; fill or leave them out."
+        )
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise TaskError(f"what is given is no array of equal rows: {error}") from None
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """A tensor that holds its values one by one; any other is a TaskError that says the cure."""
+    if tensor.is_meta:
+        raise TaskError("a tensor on the meta device is given, which has no values.")
+    if tensor.layout != torch.strided:
+        raise TaskError("a sparse tensor is given; make it dense: tensor.to_dense().")
+    if tensor.is_quantized:
+        raise TaskError("a quantized tensor is given; give its numbers: tensor.dequantize().")
+    return tensor
+
+
 def as_tensor(inputs: Any) -> Tensor:
     """Inputs as a tensor; what torch cannot hold as it is (reversed, read-only, …) is copied."""
     if isinstance(inputs, Tensor):
-        return inputs
-    array = np.asarray(inputs)
+        return _dense(inputs)
+    array = as_array(inputs)
     kind = array.dtype.newbyteorder("=")
     if kind.kind == "f" and kind.itemsize > 8:
         kind = np.dtype(np.float64)
@@ -105,14 +182,19 @@ def checked_inputs(name: str, inputs: Any) -> Inputs:
         )
     else:
         if not isinstance(inputs, Tensor):
-            array = np.asarray(inputs)
+            array = _of_task(name, inputs)
             if array.dtype.kind not in "uif":
                 raise TaskError(
                     f"task {name!r}: inputs of type {array.dtype} cannot be learned from; "
                     "give uint8 or float images and vectors, or integer tokens."
                 )
             inputs = as_tensor(array)
-        source = sample = inputs.detach().cpu()
+        try:
+            source = sample = as_tensor(inputs).detach().cpu()
+        except TaskError as error:
+            raise TaskError(f"task {name!r}: {error}") from None
+    if sample.ndim == 0:
+        raise TaskError(f"task {name!r}: one number is given; (samples, features…) are needed.")
     if sample.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise TaskError(
             f"task {name!r}: inputs of type {sample.dtype} cannot be learned from; "
@@ -142,9 +224,17 @@ def check_finite(name: str, source: Any) -> None:
             )
 
 
+def _of_task(name: str, values: Any) -> np.ndarray:
+    """An array as `as_array` gives it; errors name the task."""
+    try:
+        return as_array(values)
+    except TaskError as error:
+        raise TaskError(f"task {name!r}: {error}") from None
+
+
 def remapped_labels(name: str, labels: Any, num_samples: int) -> tuple[Tensor, tuple[Label, ...]]:
     """Class numbers 0..n-1 and the user's own labels in sorted order."""
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    array = _of_task(name, labels)
     if array.ndim != 1 or len(array) != num_samples:
         raise TaskError(
             f"task {name!r}: {num_samples} inputs but labels of shape {array.shape}; "
@@ -175,13 +265,23 @@ def _as_classes(name: str, array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise TaskError(f"task {name!r}: labels contain NaN or infinite values.")
     if array.dtype.kind == "f" and (array == array.round()).all():
+        if (np.abs(array) > MAX_EXACT).any():
+            raise TaskError(
+                f"task {name!r}: labels as large as {np.abs(array).max():.3g} are given as floats, "
+                "where neighbors cannot be told apart; give integers or strings."
+            )
         return array.astype(np.int64)
     if array.dtype.kind not in "iubUS":
         raise TaskError(
             f"task {name!r}: labels of type {array.dtype} are not classes; "
             "give integers or strings."
         )
-    return array.astype(str) if array.dtype.kind in "US" else _as_numbers(name, array)
+    if array.dtype.kind == "S":
+        try:
+            return np.char.decode(array, "utf-8")
+        except UnicodeDecodeError:
+            raise TaskError(f"task {name!r}: labels are bytes that are no UTF-8 text.") from None
+    return array.astype(str) if array.dtype.kind == "U" else _as_numbers(name, array)
 
 
 def _as_numbers(name: str, array: np.ndarray) -> np.ndarray:
@@ -198,7 +298,8 @@ def stratified(name: str, labels: Tensor, share: Any, seed: int) -> tuple[Tensor
             f"task {name!r}: valid = {share!r} is not allowed; give a share between 0 and 1 "
             "or (inputs, labels)."
         )
-    generator = torch.Generator().manual_seed(seed)
+    check_seed(name, seed)
+    generator = torch.Generator().manual_seed(int(seed))
     train, valid = [], []
     for number in range(int(labels.max()) + 1):
         where = (labels == number).nonzero().flatten()

@@ -24,9 +24,13 @@ from torch import Tensor
 
 from tinysubnets.errors import TaskError
 from tinysubnets.tasks.checks import (
+    MAX_NAME,
     DatasetInputs,
     Inputs,
     Label,
+    as_array,
+    check_classes,
+    check_text,
     checked_inputs,
     dataset_labels,
     is_tokens,
@@ -84,6 +88,10 @@ class Task:
     normalization: Normalization = field(default_factory=Normalization, repr=False)
     class_weights: tuple[float, ...] | None = None
 
+    def __post_init__(self) -> None:
+        check_text(self.name, "a task's name", MAX_NAME, controls=False)
+        check_classes(self.name, self.classes)
+
     @property
     def num_classes(self) -> int:
         """How many classes the task's head tells apart."""
@@ -108,6 +116,7 @@ class Task:
         vectors, nothing for tokens; None leaves inputs as they are. `class_weights="balanced"`
         weighs the loss by inverse class frequency.
         """
+        check_text(name, "a task's name", MAX_NAME, controls=False)
         source = checked_inputs(name, inputs)
         numbers, classes = remapped_labels(name, labels, len(source))
         return _assemble(
@@ -130,6 +139,7 @@ class Task:
 
         Labels are taken from a `targets` attribute where there is one, else read once item by item.
         """
+        check_text(name, "a task's name", MAX_NAME, controls=False)
         source = checked_inputs(name, DatasetInputs(train))
         numbers, classes = remapped_labels(name, dataset_labels(train), len(source))
         valid, test = (
@@ -152,8 +162,6 @@ def _assemble(
 ) -> Task:
     """The task from checked training data: split, normalized, weighted, with its test data."""
     source, numbers, classes = data
-    if not isinstance(name, str) or not name:
-        raise TaskError(f"a task's name is a non-empty text, not {name!r}.")
     if isinstance(valid, tuple):
         train = Split(source, numbers)
         valid_split = _other_split(name, "validation", valid, source, classes)
@@ -163,7 +171,7 @@ def _assemble(
         valid_split = Split(source, numbers[valid_index], valid_index)
     test_split = None if test is None else _other_split(name, "test", test, source, classes)
     if not isinstance(normalization, Normalization):
-        normalization = fitted_normalisation(name, train, normalization)
+        normalization = fitted_normalization(name, train, normalization)
     normalization = _fitting(name, train, normalization)
     for other in (valid_split, test_split):
         if other is not None and other.source is not source:
@@ -188,12 +196,17 @@ def _other_split(
             f"task {name!r}: {what} inputs have shape {shapes[1]} per sample, "
             f"training inputs {shapes[0]}; they must be equal."
         )
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    try:
+        array = as_array(labels)
+    except TaskError as error:
+        raise TaskError(f"task {name!r}, {what} labels: {error}") from None
     if array.shape != (len(other),):
         raise TaskError(
             f"task {name!r}: {len(other)} {what} inputs but labels of shape {array.shape}."
         )
     number = {c: i for i, c in enumerate(classes)}
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8", "replace")
     values = array.astype(str).tolist() if isinstance(classes[0], str) else array.tolist()
     strange = sorted({str(v) for v in values if v not in number})
     if strange:
@@ -204,7 +217,7 @@ def _other_split(
     return Split(other, torch.tensor([number[v] for v in values], dtype=torch.int64))
 
 
-def fitted_normalisation(name: str, train: Split, rule: Any) -> Normalization:
+def fitted_normalization(name: str, train: Split, rule: Any) -> Normalization:
     """The normalization that gives training inputs mean 0 and deviation 1, from at most 10,000."""
     if rule not in ("auto", "channel", "scalar", None):
         raise TaskError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tinysubnets.errors import TaskError
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.loader import Chunks, DeviceLoader
 from tinysubnets.training.precision import arithmetic
@@ -29,6 +31,11 @@ class EvalResult:
         """The result from what `count_correct` gives; the host waits for it here."""
         correct, loss = counts.tolist()
         return cls(correct / num_samples, loss / num_samples)
+
+    @property
+    def ranked_accuracy(self) -> float:
+        """The accuracy to choose by: below any other where a logit is no finite number."""
+        return self.accuracy if math.isfinite(self.loss) else -math.inf
 
 
 def evaluate(
@@ -73,6 +80,42 @@ def count_answers(logits: Tensor, labels: Tensor) -> Tensor:
     correct = (logits.argmax(1) == labels).sum()
     loss = functional.cross_entropy(logits, labels, reduction="sum")
     return torch.stack([correct.double(), loss.double()])
+
+
+@torch.no_grad()
+def check_finite(
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    loader: DeviceLoader,
+    task: str,
+    batch_size: int = EVAL_BATCH,
+) -> None:
+    """Refuse to keep a task whose network gives logits that are no finite numbers.
+
+    - `tensors`: the network as it would be kept.
+    - `loader`: the task's validation data.
+    """
+    bad = torch.zeros((), dtype=torch.int64, device=loader.device)
+    for inputs, _ in loader.chunks(batch_size):
+        with arithmetic("float32", deterministic=True):
+            logits = architecture(tensors, inputs)
+        bad += (~logits.isfinite()).any(1).sum()
+    if count := int(bad):
+        raise TaskError(
+            f"task {task!r} is not kept: {count} of its {len(loader)} validation samples have "
+            f"logits that are NaN or infinite. {cause_of_nan(architecture)}"
+        )
+
+
+def cause_of_nan(architecture: Architecture) -> str:
+    """What most likely makes numbers of a network NaN, and what to do."""
+    if names := architecture.weight_norms():
+        return (
+            f"Weight norm divides {names[0]!r} by the norm of each row, and a row of which a mask "
+            "keeps nothing has none: raise density, or keep such weights out of the banks by "
+            "Architecture(net, shared=lambda name, tensor: ...)."
+        )
+    return "Lower training.lr and score_lr, and look for divisions and logarithms in the network."
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets import seeds
-from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.errors import ArchitectureError, SettingError, TaskError, TinySubNetsError
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.loader import DeviceLoader
@@ -22,6 +22,7 @@ from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
 from tinysubnets.training.evaluate import (
     BATCHNORM_SAMPLES,
     EvalResult,
+    cause_of_nan,
     count_correct,
     evaluate,
     recalibrate_batchnorm,
@@ -128,10 +129,11 @@ class Training:
             except SettingError:  # no mask can be drawn from scores that are not numbers
                 loss = math.nan
         if not math.isfinite(loss):
-            raise TaskError(
-                f"training on {self.task.name!r} diverged in epoch {self.progress.epoch + 1}: the "
-                f"loss is {loss}. Lower training.lr (now {lrs[0]:g}) or score_lr."
-            )
+            where = f"training on {self.task.name!r} diverged in epoch {self.progress.epoch + 1}"
+            cause = f"Lower training.lr (now {lrs[0]:g}) or score_lr."
+            if self.unwrapped.architecture.weight_norms():
+                cause = cause_of_nan(self.unwrapped.architecture)
+            raise TaskError(f"{where}: the loss is {loss}. {cause}")
         return self._conclude_epoch(loss, lrs[-1], begin)
 
     def epoch_schedule(self) -> tuple[list[float], set[int]]:
@@ -192,8 +194,22 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
         bfloat16 = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
-            loss = self._loss(self.module, inputs, labels, self.class_weights)
-        loss.backward()
+            try:
+                loss = self._loss(self.module, inputs, labels, self.class_weights)
+                loss.backward()
+            except (RuntimeError, IndexError, ValueError) as error:
+                if isinstance(error, (TinySubNetsError, torch.OutOfMemoryError)):
+                    raise
+                raise ArchitectureError(
+                    f"the network fails in training on {self.task.name!r}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                # What a batch did not reach, as in stochastic depth, has a gradient of 0, as its
+                # shared weights have anyhow; torch's fused SGD fails where there is none.
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         return loss.detach()
 
     def use_fused_update_(self) -> None:
@@ -280,8 +296,9 @@ class Training:
         """Validate after an epoch and update what is best, the plateau and the clock."""
         progress, result = self.progress, self.validate()
         progress.epoch += 1
-        rank = (result.accuracy, -result.loss if math.isfinite(result.loss) else -math.inf)
-        is_best = not self.best or rank > (progress.best_accuracy, -progress.best_loss)
+        best = EvalResult(progress.best_accuracy, progress.best_loss)
+        rank, top = ((r.ranked_accuracy, -r.loss) for r in (result, best))
+        is_best = not self.best or rank > top
         if is_best:
             self.best = {n: t.detach().clone() for n, t in self.unwrapped.state_dict().items()}
             progress.best_epoch, progress.best_accuracy = progress.epoch, result.accuracy

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
+from tinysubnets import seeds
 from tinysubnets.errors import SettingError
+
+_FLAGS_LOCK = threading.Lock()
+_flags_inside: list[tuple[object, tuple[bool, ...]]] = []  # of blocks not yet left, in order
+_flags_outside: tuple[bool, ...] = ()
 
 
 @contextmanager
@@ -19,30 +27,49 @@ def arithmetic(precision: str, deterministic: bool = False) -> Iterator[None]:
     only algorithms that give the same bits every time, and by a rule: tried for speed, another one
     might win in every run.
 
-    The flags belong to the process, not to a thread: whatever other threads compute meanwhile is
-    computed so too, and two such blocks at the same time in different threads may leave each
-    other's flags behind. A captured CUDA graph keeps the kernels that were chosen at its capture.
+    The flags belong to the process, not to a thread. Where several threads are in such blocks, the
+    one that was entered last decides for all of them, and when all are left the flags are as they
+    were before the first. On a CPU they change nothing. A captured CUDA graph keeps the kernels
+    that were chosen at its capture.
     """
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
-    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
-    cudnn.benchmark, cudnn.deterministic = not deterministic, deterministic
+    global _flags_outside
+    block = object()
+    is_rounded = precision != "float32"
+    flags = (is_rounded, is_rounded, not deterministic, deterministic)
+    with _FLAGS_LOCK:
+        if not _flags_inside:
+            _flags_outside = _get_flags()
+        _flags_inside.append((block, flags))
+        _set_flags(flags)
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+        with _FLAGS_LOCK:
+            _flags_inside[:] = [entry for entry in _flags_inside if entry[0] is not block]
+            _set_flags(_flags_inside[-1][1] if _flags_inside else _flags_outside)
+
+
+def _get_flags() -> tuple[bool, ...]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+
+
+def _set_flags(flags: tuple[bool, ...]) -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = flags
 
 
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """The global generators of torch seeded inside, and as they were outside.
+    """The global generators of torch, numpy and Python seeded inside, and as they were outside.
 
-    Dropout and augmentation draw from them, on the CPU and on the device. Python's and numpy's are
-    not touched.
+    Dropout, augmentation and stochastic depth draw from them, on the CPU and on the device.
     """
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with seeds.global_generators_kept(devices):
         torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
         yield
 
 

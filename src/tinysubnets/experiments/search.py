@@ -1,0 +1,637 @@
+"""A search for the best model below so many bytes: Optuna tries settings of a recipe.
+
+    with RunDir("runs/search") as folder, Search(plan, folder) as search:
+        for event in search.steps():
+            print(event)
+        print(search.front())
+
+A trial learns all tasks of the scenario, once for each development seed, and is judged by its mean
+validation accuracy and the bytes of its file. Test data are never read. The study is the file
+`study.db` of the folder, which Optuna's own tools read; one process alone works on it, also where
+trials run in several, so that a search can be killed at any time and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import multiprocessing.connection
+import re
+import shutil
+import signal
+import tempfile
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tinysubnets import config, scenarios, seeds
+from tinysubnets.errors import CapacityWarning, RunError, SettingError, TinySubNetsError
+from tinysubnets.experiments import methods
+from tinysubnets.experiments.metrics import Probe, accuracy
+from tinysubnets.experiments.recipe import Recipe, build_architecture
+from tinysubnets.experiments.results import flat
+from tinysubnets.experiments.run import SMALL_NETWORK
+from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.experiments.search_space import Range, Space, with_settings
+from tinysubnets.tasks.task import Split, Task
+from tinysubnets.training.loop import EpochReport
+
+if TYPE_CHECKING:
+    from tinysubnets.method.base import Learner
+
+STUDY, STUDY_NAME = "study.db", "tsn search"
+FEW_TASKS = 2  # before so many are learned, no trial is given up
+MARGIN = 0.02  # of accuracy, by which another trial must be ahead for this one to be given up
+MAX_ATTEMPTS = 3  # of a trial whose process died
+POLL_SECONDS = 0.2
+_NUM_THREADS = torch.get_num_threads()  # torch's own choice, before a trial sets another
+_TEMPORARY = ".trial-"  # folders that a killed trial may leave behind
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What is to be searched, and where.
+
+    - `recipe`: all settings but those of the `space`.
+    - `space`: what is tried.
+    - `first`: settings that are tried first, of the space; what is missing is drawn.
+    - `seeds`: each trial runs once with every one of these development seeds.
+    - `num_trials`: how many trials the study has at the end, those of earlier processes included.
+    - `budget`: the largest file wanted, in bytes; None for any.
+    - `seed`: of the search itself: what it draws.
+    - `jobs`: how many trials run at a time, each in a process of its own; 1 runs them in this one.
+    - `device`, `data`: as of runs.
+    - `threads`: of torch in each trial; None: one for small networks, else torch's own choice.
+    """
+
+    recipe: Recipe
+    space: Space
+    first: Mapping[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (100, 101)
+    num_trials: int = 40
+    budget: int | None = None
+    seed: int = 0
+    jobs: int = 1
+    device: str = "cpu"
+    data: str | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What a trial has come to after some of its steps, a step being one task of one seed.
+
+    - `accuracy`: on validation data, the mean over all tasks learned so far, as a fraction of 1.
+    - `size_bytes`: of the largest file so far, over the seeds.
+    """
+
+    step: int
+    num_steps: int
+    accuracy: float
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A trial could not be run with these settings."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrialBegun:
+    """A trial is about to run."""
+
+    number: int
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrialWent:
+    """A trial went on: an epoch was trained, or a task was learned."""
+
+    number: int
+    report: EpochReport | Partial
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """A trial has ended: "complete", "pruned" or "failed"; `detail` says why, or what came out."""
+
+    number: int
+    state: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Waited:
+    """Nothing new from the processes of a search."""
+
+
+Event = TrialBegun | TrialWent | TrialEnded | Waited
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A complete trial: its settings by dotted name, and what it came to."""
+
+    number: int
+    settings: Mapping[str, Any]
+    accuracy: float
+    size_bytes: int
+
+
+# --------------------------------------------------------------------------------------------------
+# One trial
+
+
+def attempt(
+    plan: SearchPlan, settings: Mapping[str, Any], folder: Path
+) -> Iterator[EpochReport | Partial | Failed]:
+    """Run a trial: its epochs, and after each task what it has come to; the last is its result.
+
+    - `settings`: those tried, by dotted name.
+    - `folder`: where files are written to be weighed.
+    """
+    try:
+        recipe = with_settings(plan.recipe, settings)
+        done: list[float] = []  # accuracies of all tasks of the seeds before
+        largest = 0
+        for place, seed in enumerate(plan.seeds):
+            for event in _learn_all(plan, recipe, seed, folder):
+                if isinstance(event, EpochReport):
+                    yield event
+                    continue
+                accuracies, size_bytes, num_tasks = event
+                largest, known = max(largest, size_bytes), [*done, *accuracies]
+                step = place * num_tasks + len(accuracies)
+                mean = math.fsum(known) / len(known)
+                yield Partial(step, len(plan.seeds) * num_tasks, mean, largest)
+            done += accuracies
+    except (TinySubNetsError, MemoryError) as error:
+        yield Failed(str(error) or "out of memory")
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        yield Failed(f"the device is out of memory: {error}")
+
+
+def _learn_all(
+    plan: SearchPlan, recipe: Recipe, seed: int, folder: Path
+) -> Iterator[EpochReport | tuple[list[float], int, int]]:
+    """All tasks with one seed: epochs, and after each task the validation accuracy of every task
+    so far, the bytes of the file, and the number of tasks in all."""
+    scenario = untested(recipe, seed, plan.data)
+    learner: Learner | None = None
+    probes: list[Probe] = []
+    accuracies: list[float] = []
+    for index in range(len(scenario.names)):
+        task = scenario.task(index)
+        learner = learner or _learner(plan, recipe, seed, task)
+        with warnings.catch_warnings():
+            # A full bank is no mistake here: the trial shows what it costs.
+            warnings.simplefilter("ignore", CapacityWarning)
+            trainer = learner.begin(task)
+        while not trainer.finished:
+            yield trainer.epoch()
+        trainer.finish()
+        probe = Probe(task.name, task.classes, _held(task.valid), "valid")
+        if learner.store is None:  # what was learned before may be forgotten now
+            probes.append(probe)
+            accuracies = [accuracy(learner, each) for each in probes]
+        else:
+            accuracies = [*accuracies, accuracy(learner, probe)]
+        yield accuracies, _file_bytes(learner, folder), len(scenario.names)
+
+
+def untested(recipe: Recipe, seed: int, data: str | None) -> scenarios.Scenario:
+    """The recipe's scenario without its test data, which are not even opened."""
+    return scenarios.build(recipe.scenario, recipe.data, seed=seed, root=data, with_test=False)
+
+
+def _learner(plan: SearchPlan, recipe: Recipe, seed: int, first: Task) -> Learner:
+    """A new learner, as a run of the recipe would begin with."""
+    shape = tuple(first.valid.inputs(slice(0, 1)).shape)
+    architecture = build_architecture(recipe, shape, seed)
+    is_small = architecture.num_shared < SMALL_NETWORK
+    own = 1 if is_small else max(1, _NUM_THREADS // plan.jobs)
+    torch.set_num_threads(plan.threads or own)
+    return methods.build(
+        recipe.method,
+        architecture,
+        settings=recipe.learner,
+        training=recipe.training,
+        pruning=recipe.pruning,
+        device=plan.device,
+        seed=seed,
+    )
+
+
+def _held(valid: Split) -> Split:
+    """Validation data to be kept: without the training data that lie in the same memory."""
+    if isinstance(valid.source, torch.Tensor):
+        return Split(valid.inputs(), valid.labels)
+    return valid  # on disk
+
+
+def _file_bytes(learner: Learner, folder: Path) -> int:
+    """The bytes of the model's file, written and weighed."""
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder) as temporary:
+        return learner.save(Path(temporary) / "model").stat().st_size
+
+
+def is_hopeless(now: Partial, finished: Iterable[Sequence[Partial]]) -> bool:
+    """Whether a trial can be given up: some finished one had, at the same step, a clearly higher
+    accuracy in no more bytes.
+
+    - `finished`: all steps of every finished trial.
+    """
+    if now.step < FEW_TASKS or now.step >= now.num_steps:
+        return False
+    there = [steps[now.step - 1] for steps in finished if len(steps) >= now.step]
+    return any(
+        p.accuracy >= now.accuracy + MARGIN and p.size_bytes <= now.size_bytes for p in there
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# What came out
+
+
+def pareto_front(results: Iterable[TrialResult]) -> list[TrialResult]:
+    """The results that no other beats in both accuracy and bytes, the smallest first."""
+    front: list[TrialResult] = []
+    for result in sorted(results, key=lambda r: (r.size_bytes, -r.accuracy, r.number)):
+        if not front or result.accuracy > front[-1].accuracy:
+            front.append(result)
+    return front
+
+
+def best_below(results: Iterable[TrialResult], budget: int | None) -> TrialResult | None:
+    """The most accurate result of at most `budget` bytes, the smaller of equals; None: of none."""
+    fitting = [r for r in results if budget is None or r.size_bytes <= budget]
+    return min(fitting, key=lambda r: (-r.accuracy, r.size_bytes, r.number), default=None)
+
+
+def parse_size(text: str) -> int:
+    """A number of bytes as people write it; 1 kB is 1,000 bytes.
+
+    >>> parse_size("100kB"), parse_size("2.5 MB"), parse_size("4096"), parse_size("1 KiB")
+    (100000, 2500000, 4096, 1024)
+    """
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    units |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*", text, re.IGNORECASE)
+    size = 0 if found is None else int(float(found[1]) * units.get(found[2].lower(), 0))
+    if size < 1:
+        raise SettingError(
+            f"{text!r} is no size; give bytes as 100kB, 2.5MB, 64KiB or 4096, at least 1."
+        )
+    return size
+
+
+# --------------------------------------------------------------------------------------------------
+# The study
+
+
+def import_optuna() -> ModuleType:
+    """Optuna; an error that names the extra where it is not installed."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise SettingError(
+            "tsn search needs optuna, which is not installed. "
+            "Install it with: pip install 'tinysubnets[search]'"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+class Search:
+    """A study in a folder that this process holds, until it is closed.
+
+    - `plan`: what is searched. A folder that holds a search of other settings is refused; more
+      trials, and another budget, are welcome.
+    - `folder`: where the study is, or is made.
+    """
+
+    def __init__(self, plan: SearchPlan, folder: RunDir) -> None:
+        self.optuna = import_optuna()
+        self.plan, self.folder = plan, folder
+        self._coded: dict[str, dict[str, Any]] = {}  # lists have texts in the study
+        self.distributions = {k: self._distribution(k) for k in plan.space}
+        if folder.is_started:
+            raise RunError(f"{folder.path} holds a run. Choose another folder with --out.")
+        for left in folder.path.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        self.storage = self._open_storage((folder.path / STUDY).resolve())
+        try:
+            self.study = self.optuna.create_study(
+                study_name=STUDY_NAME,
+                storage=self.storage,
+                directions=["maximize", "minimize"],
+                load_if_exists=True,
+            )
+            self._begin_()
+            self._tidy_()
+        except BaseException:
+            self._close_storage()
+            raise
+
+    def __enter__(self) -> Search:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hand back what was not finished, so that the next search begins with it."""
+        try:
+            self._tidy_()
+        finally:
+            self._close_storage()
+
+    def _open_storage(self, path: Path) -> Any:
+        from sqlalchemy.exc import SQLAlchemyError  # what Optuna keeps studies by
+
+        try:
+            return self.optuna.storages.RDBStorage(f"sqlite:///{path}")
+        except (SQLAlchemyError, RuntimeError) as error:
+            raise RunError(
+                f"{path} cannot be opened as a study: {error}. Choose another folder with --out, "
+                "or remove that file."
+            ) from error
+
+    def _close_storage(self) -> None:
+        self.storage.remove_session()
+        self.storage.engine.dispose()
+
+    def _distribution(self, key: str) -> Any:
+        made, allowed = self.optuna.distributions, self.plan.space[key]
+        if not isinstance(allowed, Range):
+            self._coded[key] = {_code(v): v for v in allowed.values}
+            return made.CategoricalDistribution(tuple(self._coded[key]))
+        kind = made.IntDistribution if isinstance(allowed.low, int) else made.FloatDistribution
+        return kind(allowed.low, allowed.high, log=allowed.is_log)
+
+    def _begin_(self) -> None:
+        """Say in the study what it is about; or check that it is about the same."""
+        plan = self.plan
+        about = {
+            "settings": flat(plan.recipe.as_dict()),
+            "space": {key: str(allowed) for key, allowed in plan.space.items()},
+            "seeds": list(plan.seeds),
+            "seed": plan.seed,
+        }
+        before = self.study.user_attrs.get("about")
+        if before is not None:
+            _check_same(self.folder.path, before, about)
+            return
+        if plan.first and not self.study.trials:
+            first = {k: _code(v, self._coded.get(k)) for k, v in plan.first.items()}
+            self.study.enqueue_trial(first)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
+            self.study.set_metric_names(["validation accuracy", "bytes"])
+        # Last, so that a study which says what it is about is a whole one.
+        self.study.set_user_attr("about", about)
+
+    def _tidy_(self) -> None:
+        """Trials that were cut off are failed ones, and wait to be run again."""
+        for trial in self._trials("RUNNING"):
+            self._again_(trial)
+            self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
+
+    def _again_(self, trial: Any, attempts: int = 0) -> None:
+        """Let the settings of a trial wait to be tried again, once."""
+        if any(t.user_attrs.get("again_of") == trial.number for t in self.study.trials):
+            return  # by a process that was killed right after it
+        settings = trial.system_attrs.get("fixed_params", {}) | trial.params
+        if settings:
+            self.study.enqueue_trial(
+                settings, user_attrs={"again_of": trial.number, "attempts": attempts}
+            )
+
+    def _trials(self, *states: str) -> list[Any]:
+        wanted = [getattr(self.optuna.trial.TrialState, state) for state in states]
+        found: list[Any] = self.study.get_trials(deepcopy=False, states=wanted)
+        return found
+
+    @property
+    def num_begun(self) -> int:
+        """How many trials have been run or are running; those that were cut off do not count."""
+        counted = [t for t in self._trials("FAIL") if "reason" in t.user_attrs]
+        return len(counted) + len(self._trials("RUNNING", "COMPLETE", "PRUNED"))
+
+    @property
+    def results(self) -> list[TrialResult]:
+        """All complete trials, in their order."""
+        return [
+            TrialResult(t.number, self.settings(t), t.values[0], int(t.values[1]))
+            for t in self._trials("COMPLETE")
+        ]
+
+    def front(self) -> list[TrialResult]:
+        """The Pareto front so far, the smallest first."""
+        return pareto_front(self.results)
+
+    def counts(self) -> dict[str, int]:
+        """How many trials are complete, pruned, and failed by their own fault."""
+        failed = [t for t in self._trials("FAIL") if "reason" in t.user_attrs]
+        return {
+            "complete": len(self._trials("COMPLETE")),
+            "pruned": len(self._trials("PRUNED")),
+            "failed": len(failed),
+        }
+
+    def last_failure(self) -> str | None:
+        """Why the last failed trial failed."""
+        reasons = [t.user_attrs["reason"] for t in self._trials("FAIL") if "reason" in t.user_attrs]
+        return reasons[-1] if reasons else None
+
+    def settings(self, trial: Any) -> dict[str, Any]:
+        """The settings of a trial of the study, by dotted name."""
+        return {
+            key: self._coded[key][trial.params[key]] if key in self._coded else trial.params[key]
+            for key in self.plan.space
+        }
+
+    # Running trials
+
+    def steps(self) -> Generator[Event, None, None]:
+        """The search, one event at a time, until it has its trials."""
+        yield from self._steps_here() if self.plan.jobs == 1 else self._steps_in_processes()
+
+    def _steps_here(self) -> Iterator[Event]:
+        while self.num_begun < self.plan.num_trials:
+            trial = self._ask()
+            settings = self.settings(trial)
+            yield TrialBegun(trial.number, settings)
+            for message in attempt(self.plan, settings, self.folder.path):
+                event = self._take_(trial, message)
+                yield event
+                if isinstance(event, TrialEnded):
+                    break
+
+    def _steps_in_processes(self) -> Iterator[Event]:
+        idle: list[_Worker] = []
+        busy: list[_Worker] = []
+        try:
+            while True:
+                while len(busy) < self.plan.jobs and self.num_begun < self.plan.num_trials:
+                    worker = idle.pop() if idle else _Worker(self.plan, self.folder.path)
+                    trial = self._ask()
+                    worker.begin(trial, self.settings(trial))
+                    busy.append(worker)
+                    yield TrialBegun(trial.number, self.settings(trial))
+                if not busy:
+                    return
+                ready = multiprocessing.connection.wait(
+                    [w.connection for w in busy], timeout=POLL_SECONDS
+                )
+                for worker in [w for w in busy if w.connection in ready]:
+                    event = self._hear_(worker)
+                    if isinstance(event, TrialEnded):
+                        busy.remove(worker)
+                        idle += [worker] if worker.process.is_alive() else []
+                    yield event
+                if not ready:
+                    yield Waited()
+        finally:
+            for worker in (*idle, *busy):
+                worker.end()
+
+    def _hear_(self, worker: _Worker) -> Event:
+        """The next message of a process: the trial goes on, or has ended, or its process has."""
+        try:
+            message = worker.connection.recv()
+            event = self._take_(worker.trial, message)
+            if isinstance(message, Partial) and message.step < message.num_steps:
+                worker.connection.send(not isinstance(event, TrialEnded))
+            return event
+        except (EOFError, OSError):
+            worker.end()
+            return self._lost_(worker)
+
+    def _lost_(self, worker: _Worker) -> TrialEnded:
+        """A process that died takes its trial with it; it is tried again, but not for ever."""
+        trial = worker.trial
+        attempts = trial.user_attrs.get("attempts", 0) + 1
+        reason = f"its process ended with status {worker.process.exitcode}"
+        if attempts < MAX_ATTEMPTS:
+            self._again_(self.study.trials[trial.number], attempts)
+            reason += "; it will be tried again"
+        else:
+            trial.set_user_attr("reason", f"{reason}, {attempts} times")
+        self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        return TrialEnded(trial.number, "failed", reason)
+
+    def _ask(self) -> Any:
+        """The next trial: one that waits, else one that the sampler draws.
+
+        Draws are seeded by the trial's place, not by what was drawn before, so that a search that
+        was killed goes on as it would have.
+        """
+        seed = seeds.key(self.plan.seed, "search", self.num_begun) % 2**32
+        self.study.sampler = self.optuna.samplers.TPESampler(seed=seed)
+        return self.study.ask(self.distributions)
+
+    def _take_(self, trial: Any, message: EpochReport | Partial | Failed) -> Event:
+        """Write down what a trial says; it may end it."""
+        state = self.optuna.trial.TrialState
+        if isinstance(message, EpochReport):
+            return TrialWent(trial.number, message)
+        if isinstance(message, Failed):
+            trial.set_user_attr("reason", message.reason)
+            self.study.tell(trial, state=state.FAIL)
+            return TrialEnded(trial.number, "failed", message.reason)
+        so_far = [*trial.user_attrs.get("steps", []), [message.accuracy, message.size_bytes]]
+        trial.set_user_attr("steps", so_far)
+        shown = f"{100 * message.accuracy:.2f} % in {message.size_bytes:,} bytes"
+        is_last = message.step == message.num_steps
+        if not is_last and not is_hopeless(message, self._finished_steps(message.num_steps)):
+            return TrialWent(trial.number, message)
+        if self.plan.budget is not None:  # the sampler keeps to what fits
+            trial.set_constraint("budget", message.size_bytes / self.plan.budget - 1)
+        if is_last:
+            self.study.tell(trial, (message.accuracy, message.size_bytes))
+            return TrialEnded(trial.number, "complete", shown)
+        self.study.tell(trial, state=state.PRUNED)
+        detail = f"{shown} after {message.step} of {message.num_steps} tasks"
+        return TrialEnded(trial.number, "pruned", detail)
+
+    def _finished_steps(self, num_steps: int) -> list[list[Partial]]:
+        return [
+            [Partial(i, num_steps, *step) for i, step in enumerate(t.user_attrs["steps"], 1)]
+            for t in self._trials("COMPLETE")
+        ]
+
+
+def _code(value: Any, known: Mapping[str, Any] | None = None) -> Any:
+    """A value as the study has it: plain ones as they are, lists and the like as TOML text.
+
+    `known` are the coded values of a choice: of equal ones, such as 1 and 1.0, its own is taken.
+    """
+    if known is not None:
+        return next(code for code, choice in known.items() if choice == value)
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    return config.to_toml({"x": value}).removeprefix("x = ").strip()
+
+
+def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with the study of another search."""
+    there, here = flat(dict(before)), flat(dict(now))
+    other = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if other:
+        name, more = other[0], f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+        raise RunError(
+            f"{folder} holds a search with other settings: {name.removeprefix('settings.')} is "
+            f"{there.get(name)} there and {here.get(name)} here{more}. Choose another folder with "
+            "--out, or remove that one."
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Trials in processes of their own
+
+
+class _Worker:
+    """A process that runs one trial after the other, and ends with this one."""
+
+    def __init__(self, plan: SearchPlan, folder: Path) -> None:
+        # A fresh interpreter: a fork of one that has used torch's threads or a GPU may hang.
+        context = multiprocessing.get_context("spawn")
+        self.connection, there = context.Pipe()
+        self.process = context.Process(target=_work, args=(there, plan, folder), daemon=True)
+        self.process.start()
+        there.close()  # so that its end is heard here
+        self.trial: Any = None
+
+    def begin(self, trial: Any, settings: Mapping[str, Any]) -> None:
+        """Let it run a trial."""
+        self.trial = trial
+        with contextlib.suppress(OSError):  # it has died: that is heard when it is listened to
+            self.connection.send(settings)
+
+    def end(self) -> None:
+        """End the process at once; nothing that it holds is worth waiting for."""
+        self.process.terminate()
+        self.process.join()
+        self.connection.close()
+
+
+def _work(connection: Any, plan: SearchPlan, folder: Path) -> None:
+    """Run trials until the searching process ends this one, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's to answer
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            for message in attempt(plan, connection.recv(), folder):
+                connection.send(message)
+                # After a task the answer says whether to go on.
+                is_midway = isinstance(message, Partial) and message.step < message.num_steps
+                if is_midway and not connection.recv():
+                    break

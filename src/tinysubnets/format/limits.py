@@ -1,0 +1,117 @@
+"""What a reader grants a file: memory in proportion to its size, and errors of ours beyond that.
+
+Both are looked at before memory is taken. The decoded size counts everything that reading makes:
+banks, masks, task-specific parameters with the class width of their head, labels, and the Python
+objects around them. So a reader takes at most four times the decoded size, plus 64 MB, and its time
+is linear in the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets.errors import ArtifactError, DamageError
+
+if TYPE_CHECKING:
+    from tinysubnets.format.header import Manifest
+
+BYTES_PER_BYTE = 8192  # decoded bytes for each byte of the file …
+SPARE_BYTES = 1 << 24  # … and so many more for the smallest files
+TENSOR_BYTES = 1 << 10  # what Python and torch keep of a tensor beside its values, generously
+TASK_BYTES = 1 << 12  # the same for a task: its subnet, its entry in the config and in the index
+SPARE_VALUES = 1 << 18  # values in JSON text, beside one for every four bytes of it
+LEAST_KEYS = 3  # of a task in the config; real ones have a name, classes, a bank and bits
+
+
+def most_bytes(file_bytes: int) -> int:
+    """The most that the tensors of a file of that size may take."""
+    return BYTES_PER_BYTE * file_bytes + SPARE_BYTES
+
+
+def decoded_bytes(manifest: Manifest) -> int:
+    """What a model takes once it is decoded, from its config alone."""
+    layout = manifest.layout
+    # A bank has its values, the owned set, and once more each value in the codes of its owner.
+    need = (8 * layout.num_weights + layout.num_blocks) * manifest.num_banks
+    outputs = [s for s in manifest.task_params if s.name in manifest.outputs]
+    per_class = sum(math.prod(s.shape[1:]) for s in outputs)
+    fixed = sum(s.numel for s in manifest.task_params if s.name not in manifest.outputs)
+    num_tensors = len(manifest.task_params) + len(layout.shared)
+    for task in manifest.tasks:
+        need += layout.num_blocks // 8 + 4 * (fixed + per_class * len(task.classes))
+        need += TASK_BYTES + TENSOR_BYTES * num_tensors + 8 * task.channels
+    for labels in {id(t.classes): t.classes for t in manifest.tasks}.values():
+        # An array of strings has the width of its longest, four bytes a character.
+        longest = max((len(v) for v in labels if isinstance(v, str)), default=2)
+        need += 4 * longest * len(labels)
+    for _, dtype, shape in manifest.constants:
+        need += TENSOR_BYTES + math.prod(shape) * dtype.itemsize
+    return need
+
+
+def check_budget(manifest: Manifest, file_bytes: int) -> None:
+    """Refuse a file whose tensors would take memory out of all proportion to its size.
+
+    Every value of a bank that a task owns takes two bits or more in the file, so a real model is
+    far below this; a forged one of some kilobytes can claim some ten megabytes at most.
+    """
+    # Masks are kept packed, yet each is read as a byte per block: that bounds the time.
+    read = len(manifest.tasks) * manifest.layout.num_blocks
+    need, most = decoded_bytes(manifest) + read, most_bytes(file_bytes)
+    if need > most:
+        raise DamageError(
+            f"config: tensors of {need} bytes in a file of {file_bytes}; at most {most} are "
+            "accepted for a file of that size."
+        )
+
+
+def check_network(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest) -> None:
+    """Refuse a network, rebuilt by name, that is larger than its file can be meant for.
+
+    Its shapes are those on record but for the width of the head, which every task has its own of.
+    """
+    need, most = 4 * sum(math.prod(s) for s in shapes.values()), most_bytes(manifest.file_bytes)
+    if need > most:
+        raise DamageError(
+            f"config: the settings of the network ask for {need} bytes, most of them for its head; "
+            f"at most {most} are accepted for a file of {manifest.file_bytes}."
+        )
+
+
+def check_json(text: str | bytes, what: str) -> None:
+    """Refuse JSON of so many values that parsing it would take many times the memory of the text.
+
+    - `what`: what the text is, for the error.
+    """
+    marks: list[Any] = list(",[{") if isinstance(text, str) else [b",", b"[", b"{"]
+    values = sum(text.count(mark) for mark in marks)
+    most = SPARE_VALUES + len(text) // 4
+    if values > most:
+        raise DamageError(f"the {what} has {values} values; at most {most} are accepted.")
+
+
+def check_task_tables(tasks: Any) -> None:
+    """Refuse a list of tasks with entries too small to be tasks, before anything is made of it."""
+    if not isinstance(tasks, list):
+        raise DamageError("the config lists no tasks.")
+    for number, task in enumerate(tasks):
+        if not isinstance(task, dict) or len(task) < LEAST_KEYS:
+            raise DamageError(f"config: task {number} is no table with a name, classes and a bank.")
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Turn what memory or nesting ends a reader with into errors of ours."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ArtifactError(f"there is not enough memory to read this model. {error}") from error
+    except RecursionError as error:
+        raise DamageError("the model is nested too deeply to be read.") from error
+    except RuntimeError as error:
+        if "alloc" not in str(error) or isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(f"there is not enough memory to read this model. {error}") from error

@@ -1,0 +1,215 @@
+"""Forged model files that ask for far more than they hold, every hash in them correct."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import models
+from forge import Sections, opened
+from tinysubnets import networks
+from tinysubnets.format.container import assemble
+from tinysubnets.model.bank import Bank
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import CodebookTensor, CodedMask, PackedMask, Sample, Subnet
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.normalization import Normalization
+
+Forgery = Callable[[dict[str, Any], Sections], None]
+
+
+def huge_head(classes: int) -> Forgery:
+    """A head of so many classes in the settings of the network, its tensors made constants."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["architecture"]["rebuild"]["settings"]["classes"] = classes
+        for entry in config["architecture"]["private"]:
+            if entry[0].startswith("fc."):
+                entry[2:] = [0.5]
+
+    return change
+
+
+def many_tasks(tasks: int, tensors: int) -> Forgery:
+    """Many tasks with many task-specific tensors, of which the file holds nothing."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        one = {k: v for k, v in config["tasks"][1].items() if k != "inputs"}
+        config["tasks"] = [dict(one, name=f"t{i}", bank=0) for i in range(tasks)]
+        config["architecture"]["private"] += [[f"p{i}", [1]] for i in range(tensors)]
+        for kind in ("codes", "codebooks", "masks", "heads", "private", "memory"):
+            sections[kind] = [sections[kind][0] if kind == "masks" else b""] * tasks
+
+    return change
+
+
+def wide_tasks(tasks: int, hidden: int) -> Forgery:
+    """Many tasks over large shared tensors, every mask empty and three bytes long."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        shared = config["architecture"]["shared"]
+        shared[0][1], shared[1][1] = [hidden, 6], [10, hidden]
+        config["architecture"]["rebuild"]["settings"]["hidden"] = [hidden, 10]
+        for entry in config["architecture"]["private"]:
+            if entry[0] == "features.0.bias":
+                entry[1] = [hidden]
+        one = {k: v for k, v in config["tasks"][1].items() if k != "inputs"}
+        config["tasks"] = [dict(one, name=f"t{i}", bank=0) for i in range(tasks)]
+        for kind in ("codes", "codebooks", "heads", "private", "memory"):
+            sections[kind] = [b""] * tasks
+        sections["masks"] = [b"\0\x03\x01"] * tasks  # no reference; Rice; no ones
+
+    return change
+
+
+def filler(text: str) -> Forgery:
+    """A class label that is nothing but long, beside many short ones."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["classes"].append([text, *(f"c{i}" for i in range(20_000))])
+        config["tasks"][0]["classes"] = len(config["classes"]) - 1
+
+    return change
+
+
+def set_tasks(value: Any) -> Forgery:
+    """Other entries in place of the tasks."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        config["tasks"] = value
+        for kind in ("codes", "codebooks", "masks", "heads", "private", "memory"):
+            sections[kind] = [b""] * min(len(value), 100_000)
+
+    return change
+
+
+def constants(count: int) -> Forgery:
+    """Many constant buffers of no values."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["architecture"]["constants"] = [[f"c{i}", "f64", [0]] for i in range(count)]
+
+    return change
+
+
+def large_constant() -> Forgery:
+    """A constant buffer that the file does not hold."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["architecture"]["constants"] = [["c", "f64", [1 << 36]]]
+
+    return change
+
+
+def many_shared(count: int) -> Forgery:
+    """Many shared tensors of one weight."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["architecture"]["shared"] += [[f"w{i}", [1, 1]] for i in range(count)]
+
+    return change
+
+
+def repeated_names(count: int) -> Forgery:
+    """One name for many tensors."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["architecture"]["private"] += [["fc.bias", [3]]] * count
+
+    return change
+
+
+def deep(depth: int) -> Forgery:
+    """Settings nested deeply."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        value: Any = 0
+        for _i in range(depth):
+            value = [value]
+        config["architecture"]["rebuild"]["settings"]["hidden"] = value
+
+    return change
+
+
+def far_banks(tasks: int) -> Forgery:
+    """A bank for every task."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        wide_tasks(tasks, 20_000)(config, sections)
+        for number, task in enumerate(config["tasks"]):
+            task["bank"] = number
+
+    return change
+
+
+FORGERIES: dict[str, Forgery] = {
+    "head-of-forty-million": huge_head(40_000_000),
+    "head-of-a-billion": huge_head(10**9),
+    "head-of-a-million": huge_head(1_000_000),
+    "tasks-times-tensors": many_tasks(2000, 20_000),
+    "tasks-times-few-tensors": many_tasks(4000, 500),
+    "wide-masks": wide_tasks(2000, 4_000),
+    "wider-masks": wide_tasks(4000, 100_000),
+    "a-bank-each": far_banks(300),
+    "class-name-filler": filler("x" * 15_000_000),
+    "class-name-filler-of-wide-characters": filler("x" * 3_000_000 + "\U0001f600"),
+    "tasks-that-are-zeros": set_tasks([0] * 8_000_000),
+    "tasks-that-are-empty": set_tasks([{}] * 4_000_000),
+    "tasks-of-three-keys": set_tasks([{"a": 0, "b": 0, "c": 0}] * 100_000),
+    "many-constants": constants(50_000),
+    "a-large-constant": large_constant(),
+    "many-shared-tensors": many_shared(30_000),
+    "repeated-names": repeated_names(50_000),
+    "deep-settings": deep(900),
+}
+
+
+def wide_model() -> SubnetStore:
+    """A valid model of many tasks whose masks and parameters take next to nothing in the file."""
+    hidden = [4000, 250]
+    settings = {"in_features": 6, "hidden": hidden, "classes": 3}
+    record = {"network": "mlp", "settings": settings, "head": "fc"}
+    net = networks.build("mlp", **settings)
+    store = SubnetStore(Architecture(net, rebuild=record), settings=models.SETTINGS)
+    mask = PackedMask.of(torch.zeros(store.layout.num_blocks, dtype=torch.bool))
+    coded = CodedMask(0, b"\x03\x01")  # no reference; Rice; no ones
+    store.banks = [Bank(store.layout)]
+    shapes = store.architecture.task_param_shapes(3)
+    params = {
+        n: CodebookTensor(torch.tensor([0.5, 1.0]), torch.zeros(prod(s), dtype=torch.uint8), 1)
+        for n, s in shapes.items()
+    }
+    for number in range(200):
+        own = (CodebookTensor(torch.zeros(0)),) * len(store.layout.shared)
+        name, sample = f"t{number}", Sample(torch.float32, (6,))
+        store.subnets[name] = Subnet(
+            name, ("a", "b", "c"), Normalization((0.0,), (1.0,)), 0, mask, 4, own, params, shapes,
+            coded_mask=coded, sample=sample,
+        )  # fmt: skip
+    return store
+
+
+def write(folder: Path, name: str) -> Path:
+    """One forgery as a file."""
+    good = models.store("named", tasks=4).save(folder / "good")
+    config, sections = opened(good)
+    FORGERIES[name](config, sections)
+    path = folder / f"{name}.safetensors"
+    path.write_bytes(b"".join(assemble(config, sections, len(sections["masks"]))))
+    return path
+
+
+def write_all(folder: Path) -> None:
+    """All forgeries as files, and a valid model that is hard to read."""
+    for name in FORGERIES:
+        write(folder, name)
+    wide_model().save(folder / "wide").rename(folder / "valid-but-wide.safetensors")
+
+
+if __name__ == "__main__":
+    write_all(Path(sys.argv[1]))
