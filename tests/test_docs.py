@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tinysubnets
+from quick import mostly_slow
 from tinysubnets import cli
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +27,9 @@ def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
 
 
-@pytest.mark.parametrize("path", GUIDE, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", mostly_slow(GUIDE, quick=[ROOT / "README.md"]), ids=lambda p: p.name
+)
 def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {"__name__": "documentation"}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import chromium
+from quick import mostly_slow
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.experiments.compare import summary as compare_summary
@@ -211,16 +212,18 @@ def test_a_run_without_model_or_metrics_still_has_a_page(runs: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        ("tsn.block=8",),
-        ("tsn.sharing=none", "tsn.density=0.2"),
-        ("tsn.bits=32", "data.num_tasks=1"),
-        ("tsn.codebooks=task", "tsn.memory=samples"),
-    ],
-    ids=lambda s: s[0],
+    mostly_slow(
+        [
+            "tsn.block=8",
+            "tsn.sharing=none tsn.density=0.2",
+            "tsn.bits=32 data.num_tasks=1",
+            "tsn.codebooks=task tsn.memory=samples",
+        ],
+        quick=["tsn.bits=32 data.num_tasks=1"],
+    ),
 )
-def test_every_kind_of_run_has_a_page(settings: tuple[str, ...], tmp_path: Path) -> None:
-    make_run(tmp_path, "tsn", 0, *settings)
+def test_every_kind_of_run_has_a_page(settings: str, tmp_path: Path) -> None:
+    make_run(tmp_path, "tsn", 0, *settings.split())
     write_report(tmp_path)
     drawn = {p.stem for p in (tmp_path / "pictures").glob("*.svg")}
     assert {"ownership", "task-masks", "codebooks", "mask-overlap"} <= drawn

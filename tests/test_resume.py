@@ -156,6 +156,7 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: Path) -
     assert_same(path, undisturbed)
 
 
+@pytest.mark.slow  # quickly by test_baselines_runs.py
 @pytest.mark.parametrize("method", ["naive", "packnet", "tsn-wr-wpp"])
 def test_other_methods_go_on_too(method: str, tmp_path: Path) -> None:
     for name in ("whole", "broken"):
@@ -266,12 +267,17 @@ def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
         assert b"\x80\x04\x95" not in file.read_bytes()[:8]
 
 
-def test_second_process_is_refused(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_second_process_is_told_of_the_first(tmp_path: Path) -> None:
     with RunDir(tmp_path):
         said = tsn("run", "--out", str(tmp_path), *small_options())
         assert said.returncode == 2
         assert f"process {os.getpid()}" in said.stderr
         assert "in use" in said.stderr
+
+
+def test_second_process_is_refused(tmp_path: Path) -> None:
+    with RunDir(tmp_path):
         with pytest.raises(RunError, match="in use"):
             RunDir(tmp_path).__enter__()
     with RunDir(tmp_path):
