@@ -173,7 +173,7 @@ def compare(model: str) -> None:
         ("file", ledger["file_bytes"]),
         ("of it codes and codebooks", values),
         ("of it masks", masks["stored_bytes"]),
-        ("of it heads and other task-specific parameters", (total["heads"] + total["private"]) / 8),
+        ("of it heads and other task-specific parameters", (total["heads"] + total["task_params"]) / 8),
         ("of it memory", total["memory"] / 8),
         ("of it header, index and records", total["metadata"] / 8),
         ("masks, entropy of XOR with the best reference", entropy),
