@@ -46,7 +46,7 @@ def main() -> None:
         help="use the torch of the Python that runs this, where it has a version we work with",
     )
     options = parser.parse_args()
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  (whatever `python3` is)
         sys.exit(f"Python 3.11 or later is needed, this is {sys.version.split()[0]}: PYTHON=…")
     python = made(options.venv)
     pins = pinned()
@@ -160,7 +160,8 @@ def show(files: list[tuple[str, int | None, bool]]) -> None:
     total = sum(size or 0 for _, size, _ in files)
     unknown = sum(size is None for _, size, _ in files)
     more = f" and {unknown} of unknown size" if unknown else ""
-    print(f"to be installed: {len(files)} packages, {size_text(total)}{more}")
+    count = f"{len(files)} package{'s' if len(files) > 1 else ''}"
+    print(f"to be installed: {count}, {size_text(total)}{more}")
     for name, size, is_here in files[:MAX_SHOWN]:
         where = "  (on this machine)" if is_here else ""
         print(f"  {name:32} {size_text(size) if size is not None else '?':>8}{where}")
@@ -168,7 +169,9 @@ def show(files: list[tuple[str, int | None, bool]]) -> None:
         shown = size_text(sum(size or 0 for _, size, _ in rest))
         print(f"  {f'{len(rest)} smaller ones':32} {shown:>8}")
     if any(name.startswith("nvidia-") for name, _, _ in files):
-        print("This is PyTorch's build for NVIDIA GPUs. Ctrl-C, then TORCH=cpu takes the small one.")
+        print(
+            "This is PyTorch's build for NVIDIA GPUs. Ctrl-C, then TORCH=cpu takes the small one."
+        )
     sys.stdout.flush()
 
 

@@ -17,7 +17,7 @@ from tinysubnets import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-SOURCES = [*PAGES, ROOT / "README.md"]
+SOURCES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 # Only these hold Python that is meant to be run from top to bottom.
 GUIDE = [p for p in SOURCES if "```python\n" in p.read_text(encoding="utf-8")]
 
@@ -57,7 +57,7 @@ def test_toml_examples_are_toml(path: Path) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for path in PAGES:
+    for path in SOURCES:
         text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"

@@ -23,10 +23,13 @@ from tinysubnets.nn.layout import Layout
 class PruningSettings:
     """How post-pruning searches: γ = α·accuracy + β·spare rises, or the step is undone.
 
-    "sparsity" takes the share of weights nobody owns as `spare`, as the paper does; "bytes" the
-    share of the dense size that codes and mask of the task leave over. Each step estimates its
-    normalization statistics on `samples` training samples, and is measured in the precision of
-    training.
+    - `iterations`: how many steps are tried.
+    - `step`: the share of a layer's weights that a step drops.
+    - `alpha`, `beta`: what accuracy and what spare weights are worth.
+    - `objective`: what is spare: with "sparsity" the share of weights nobody owns, as in the paper;
+      with "bytes" the share of the dense size that codes and mask of the task leave over.
+    - `samples`: training samples on which each step estimates its normalization statistics. It is
+      measured in the precision of training.
     """
 
     iterations: int = 50
@@ -37,12 +40,17 @@ class PruningSettings:
     samples: int = 256
 
     def __post_init__(self) -> None:
-        fine = self.iterations >= 0 and 0 < self.step <= 1 and self.samples >= 2
-        if not fine or self.alpha < 0 or self.beta < 0:
-            raise SettingError(
-                f"pruning settings {self} are not allowed; iterations >= 0, 0 < step <= 1, "
-                "alpha >= 0, beta >= 0 and samples >= 2 are needed."
-            )
+        for name, is_fine, allowed in (
+            ("iterations", self.iterations >= 0, "an integer of at least 0"),
+            ("step", 0 < self.step <= 1, "a share above 0, at most 1"),
+            ("alpha", self.alpha >= 0, "at least 0"),
+            ("beta", self.beta >= 0, "at least 0"),
+            ("samples", self.samples >= 2, "an integer of at least 2"),
+        ):
+            if not is_fine:
+                raise SettingError(
+                    f"pruning.{name} = {getattr(self, name)!r} is not allowed; give {allowed}."
+                )
 
 
 @dataclass(frozen=True)

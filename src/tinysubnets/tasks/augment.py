@@ -23,9 +23,10 @@ _MAX_ASPECT = 4 / 3
 class Augmentation:
     """Which changes to make; the default makes none.
 
-    `flip` mirrors half of the images; `shift` moves an image by up to so many pixels and fills with
-    zeros; `crop` cuts out a random part of at least that share of the area and stretches it to
-    the old size (1 turns it off).
+    - `flip`: mirrors half of the images.
+    - `shift`: moves an image by up to so many pixels and fills with zeros.
+    - `crop`: cuts out a random part of at least that share of the area and stretches it to the old
+      size; 1 turns it off.
     """
 
     flip: bool = False
