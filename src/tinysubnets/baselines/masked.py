@@ -20,7 +20,13 @@ from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import bank_with_room, last_bank
 from tinysubnets.method.base import ScenarioType, State, check_scenario_type
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
-from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
+from tinysubnets.method.core import (
+    MaskedCore,
+    MaskedLearner,
+    SubnetReport,
+    SubnetTrainer,
+    at_once,
+)
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision, CodebookTensor
@@ -114,7 +120,7 @@ class WSN(MaskedLearner):
             task,
             decision,
             module,
-            _as_trained,
+            at_once(_as_trained),
             task_params=TaskParamSettings(32),
             reports=self.reports,
         )
@@ -222,7 +228,7 @@ class PruneRetrainTrainer:
             task,
             decision,
             module,
-            compress,
+            at_once(compress),
             task_params=TaskParamSettings(32),
             reports=reports,
             training=self._phase(),

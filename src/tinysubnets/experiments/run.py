@@ -33,6 +33,8 @@ from tinysubnets.experiments.recipe import Plan, build_architecture
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.base import TaskTrainer
+from tinysubnets.method.core import SubnetTrainer
+from tinysubnets.method.pruning import PruningStep
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport
 from tinysubnets.training.precision import pick_device
@@ -57,12 +59,16 @@ class TaskBegun:
 
 @dataclass(frozen=True)
 class TaskLearned:
-    """A task was learned, and tasks were measured as the plan's `matrix` says."""
+    """A task was learned, and tasks were measured as the plan's `matrix` says.
+
+    `seconds` is all that it took: epochs, compression with post-pruning, and measuring.
+    """
 
     index: int
     num_tasks: int
     report: Any
     row: Row
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Finished:
     result: dict[str, Any]
 
 
-Event = TaskBegun | EpochReport | TaskLearned | Note | Finished
+Event = TaskBegun | EpochReport | PruningStep | TaskLearned | Note | Finished
 
 
 class Experiment:
@@ -163,7 +169,7 @@ class Experiment:
         return experiment
 
     def steps(self) -> Iterator[Event]:
-        """The run, one event at a time: epochs, learned tasks, and at last the result."""
+        """The run, one event at a time: epochs, pruning steps, learned tasks, at last the result."""
         for index in range(len(self.matrix), len(self.probes)):
             yield from self._learn(index)
         yield Finished(self._finish())
@@ -222,16 +228,22 @@ class Experiment:
             epochs,
         )
         while not trainer.finished:
-            report = trainer.epoch()
-            self.folder.track({"index": index} | asdict(report))
+            epoch = trainer.epoch()
+            self.folder.track({"index": index} | asdict(epoch))
             self._save_if_due_()
-            yield report
-        trainer.finish()
+            yield epoch
+        began = time.perf_counter()
+        if isinstance(trainer, SubnetTrainer):
+            yield from trainer.finishing()
+        else:
+            trainer.finish()
         self._trainer, self._learned_is_saved = None, False
         assert self.plan.matrix is not None
         row = measure_row(self.learner, self.probes, index, self.plan.matrix)
         self.matrix.append(row)
-        learned = TaskLearned(index, len(self.probes), self.learner.reports[task.name], row)
+        report = self.learner.reports[task.name]
+        seconds = report.training_seconds + time.perf_counter() - began
+        learned = TaskLearned(index, len(self.probes), report, row, seconds)
         measured = "not measured" if row[index] is None else f"{row[index]:.4f}"
         self.folder.log(f"learned {task.name}: accuracy {measured}")
         self._save_if_due_()

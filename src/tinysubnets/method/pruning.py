@@ -6,9 +6,9 @@ is kept only if the objective rises; else it is undone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from tinysubnets import seeds
 from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.errors import SettingError
 from tinysubnets.nn.layout import Layout
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,42 @@ class Pruned:
     accuracy: float
 
 
+@dataclass(frozen=True)
+class PruningStep:
+    """Where post-pruning stands: which step it is about to try, of how many, and what it reached.
+
+    - `accuracy`: on validation data, with what has been dropped so far.
+    - `num_kept`: how many steps were not undone.
+    """
+
+    step: int
+    steps: int
+    accuracy: float
+    num_kept: int
+
+
+def result_of(steps: Generator[Any, None, T]) -> T:
+    """What a generator of visible steps returns at its end, its steps unseen."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 def post_prune(
     candidate: Candidate,
     layout: Layout,
     settings: PruningSettings,
     measure: Callable[[Tensor], float],
     path: tuple[int | str, ...],
-) -> Pruned:
-    """Drop own new weights while γ rises; `measure` gives the validation accuracy under a mask."""
+) -> Generator[PruningStep, None, Pruned]:
+    """Drop own new weights while γ rises, step by step; the generator returns what is left.
+
+    - `measure`: gives the validation accuracy under a mask.
+    - `path`: the seed path that draws layers.
+    """
     magnitude = layout.sum(candidate.values.abs())
     queues: dict[int, Queue] = {}
     mask, accuracy, kept = candidate.mask.clone(), measure(candidate.mask), 0
@@ -92,7 +122,8 @@ def post_prune(
         mask, candidate, layout, settings, total
     )
     undone: set[int] = set()  # layers whose step would be the same as one that was undone
-    for pick in seeds.uniform(settings.iterations, *path, "pruning"):
+    for number, pick in enumerate(seeds.uniform(settings.iterations, *path, "pruning"), 1):
+        yield PruningStep(number, settings.iterations, accuracy, kept)
         tensor = int(pick * len(layout.block_segments))
         if tensor in undone:
             continue
