@@ -107,6 +107,35 @@ def test_matrix_is_that_of_the_saved_model(finished: tuple) -> None:
         assert (predicted == truth).mean() == result["accuracy_matrix"][-1][index]
 
 
+def test_classes_are_counted_at_the_end(finished: tuple) -> None:
+    path, _, result = finished
+    store = SubnetStore.load(path / "model")
+    for index, task in enumerate(result["tasks"]):
+        probe = scenarios.build("permuted-digits", result["settings"]["data"], seed=1).task(index)
+        assert probe.test is not None
+        truth = probe.test.labels.numpy()
+        answers = store.logits(task["name"], probe.test.inputs()).argmax(1).numpy()
+        wanted = [
+            [int(((truth == i) & (answers == j)).sum()) for j in range(10)] for i in range(10)
+        ]
+        assert task["confusion"] == wanted
+        shares = [row[i] / sum(row) for i, row in enumerate(wanted)]
+        assert task["class_accuracy"] == shares
+        assert sum(row[i] for i, row in enumerate(wanted)) / 40 == task["final_accuracy"]
+
+
+def test_a_run_resumed_at_its_very_end_counts_its_classes(finished: tuple, tmp_path: Path) -> None:
+    with RunDir(tmp_path / "run") as folder:
+        experiment = Experiment.begin(small(), folder)
+        for event in experiment.steps():
+            if isinstance(event, TaskLearned) and event.index == 2:
+                experiment.save_()
+                break
+    with RunDir(tmp_path / "run") as folder:
+        list(Experiment.resume(folder).steps())
+    assert numbers(tmp_path / "run") == numbers(finished[0])
+
+
 def test_folder_has_settings_metrics_and_log(finished: tuple) -> None:
     path, _, _ = finished
     kept = run_folder.RunDir(path).config()
@@ -276,8 +305,16 @@ def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
 
 def test_summary_shows_everything(finished: tuple) -> None:
     text = display.summary(finished[2])
-    for part in ("average accuracy", "BWT", "FWT", "bank 0", "codes", "masks", "file on disk"):
+    for part in ("average accuracy", "BWT", "FWT", "bank 0", "codes", "masks", "still free"):
         assert part in text
+    size, dense = finished[2]["ledger"]["file_bytes"], 4 * finished[2]["ledger"]["num_weights"]
+    instead = f"3 tasks in {size / 1000:.1f} kB instead of {dense / 1000:.1f} kB"
+    assert 0 < text.index(instead) < text.index("%")  # bytes before percentages
+    assert "3 permutation-2" in text and "nothing forgotten" in text
+    assert "worked example" not in text and "view" not in text
+    larger = finished[2] | {"ledger": finished[2]["ledger"] | {"file_bytes": 99_000}}
+    told = f"3 tasks in 99.0 kB; {dense / 1000:.1f} kB are the weights of one dense network;"
+    assert told in display.summary(larger)
     assert f"{100 * finished[2]['metrics']['average_accuracy']:.2f} %" in text
 
 

@@ -69,8 +69,7 @@ def test_inspect_shows_every_byte(model: Path, capsys: pytest.CaptureFixture[str
     for word in (
         "codebooks",
         "shared tensors",
-        "paper view",
-        "worked-example",
+        "the paper's way of counting: codes, codebooks and masks alone",
         "seven-task Huffman",
         "free",
     ):

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
-from tinysubnets.experiments.tables import text_table
+from tinysubnets.experiments.tables import size_text, text_table
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.core import SubnetReport
 from tinysubnets.method.pruning import PruningStep
@@ -224,14 +224,33 @@ def duration(seconds: float) -> str:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """A finished run as text: accuracy matrix, metrics, banks, ledger, seconds."""
+    """A finished run as text: what came of it, accuracy matrix, metrics, banks, ledger, seconds."""
     head = f"{result['recipe']} by {result['method']}, seed {result['seed']}"
     head += f" ({result['scenario_type']})"
-    blocks = [head, _matrix(result), _metrics(result)]
+    blocks = [f"{head}\n{_headline(result)}", _matrix(result), _metrics(result)]
     if result.get("divergence"):
         blocks.append(_banks(result["divergence"]["decisions"]))
     blocks.append(_ledger(result))
     return "\n\n".join(blocks) + f"\n\n{duration(result['seconds'])} in all"
+
+
+def _headline(result: Mapping[str, Any]) -> str:
+    """What a run came to in one sentence: bytes first, then accuracy and what was forgotten."""
+    ledger, metrics, tasks = result["ledger"], result["metrics"], result["tasks"]
+    size = ledger.get("file_bytes")
+    said = f"{len(tasks)} tasks" if len(tasks) != 1 else "1 task"
+    if size is not None:
+        said += f" in {size_text(size)}"
+        if ledger.get("num_weights"):
+            dense = size_text(4 * ledger["num_weights"])
+            is_less = size < 4 * ledger["num_weights"]
+            said += f" instead of {dense} for" if is_less else f"; {dense} are the weights of"
+            said += " one dense network"
+    said += f"; {100 * metrics['average_accuracy']:.1f} % right on average"
+    lost = metrics["forgetting"]
+    if lost is not None:
+        said += f", {100 * lost:.1f} points forgotten" if lost else ", nothing forgotten"
+    return f"{said}."
 
 
 def _matrix(result: Mapping[str, Any]) -> str:
@@ -244,11 +263,12 @@ def _matrix(result: Mapping[str, Any]) -> str:
     if len(rows) > MAX_MATRIX:
         title += "\n(the whole matrix is in result.json; here its last row)"
     cells = [
-        [str(i), *("–" if v is None else f"{100 * v:.1f}" for v in row)]
-        for i, row in enumerate(rows, 1)
+        [f"{i} {task['name']}", *("–" if v is None else f"{100 * v:.1f}" for v in row)]
+        for i, (task, row) in enumerate(zip(result["tasks"], rows, strict=True), 1)
     ]
     shown = cells if len(rows) <= MAX_MATRIX else cells[-1:]
-    return f"{title}\n{text_table(shown)}"
+    numbers = ["", *(str(i) for i in range(1, len(rows) + 1))]
+    return f"{title}\n{text_table([numbers, *shown])}"
 
 
 def _metrics(result: Mapping[str, Any]) -> str:
@@ -292,13 +312,15 @@ def _ledger(result: Mapping[str, Any]) -> str:
         (name, f"{bits / 8:,.0f}", f"{100 * bits / dense:.2f}")
         for name, bits in ledger["total"].items()
     ]
-    views = {"file": "file on disk", "paper": "paper's view", "worked_example": "worked example"}
-    shares = {text: result["capacity"].get(key) for key, text in views.items()}
-    shares["free weights"] = result.get("free_share")
-    rows.append(())
-    rows += [(text, "", f"{100 * s:.2f}") for text, s in shares.items() if s is not None]
-    title = "size, in % of the shared weights as 32-bit numbers"
-    return f"{title}\n{text_table(rows, ('', 'bytes', '%'))}"
+    lines = [f"size\n{text_table(rows, ('', 'bytes', '% of dense'))}"]
+    lines.append(f"100 % are the shared weights of one dense network, {dense // 8:,} bytes.")
+    if (paper := result["capacity"].get("paper")) is not None:
+        lines.append(
+            f"{100 * paper:.2f} % by the paper's way of counting: codes, codebooks and masks alone."
+        )
+    if (free := result.get("free_share")) is not None:
+        lines.append(f"{100 * free:.2f} % of the weights are still free.")
+    return "\n".join(lines)
 
 
 class TensorBoard:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tinysubnets import scenarios
@@ -28,7 +29,14 @@ from tinysubnets.experiments.checkpoint import (
     Checkpoint,
     Checkpoints,
 )
-from tinysubnets.experiments.metrics import MAX_FULL, Probe, Row, measure_row
+from tinysubnets.experiments.metrics import (
+    MAX_FULL,
+    Probe,
+    Row,
+    confusion,
+    measure_row,
+    share_right,
+)
 from tinysubnets.experiments.recipe import Plan, build_architecture
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors
@@ -124,6 +132,7 @@ class Experiment:
         )
         self.matrix: list[Row] = []
         self.notes: list[str] = []
+        self._confusions: list[np.ndarray] = []  # of every task, when all are learned
         self._trainer: TaskTrainer | None = None
         self._resumed = None if checkpoint is None else checkpoint.trainer
         self._seconds, self._since = 0.0, time.perf_counter()
@@ -169,7 +178,7 @@ class Experiment:
         return experiment
 
     def steps(self) -> Iterator[Event]:
-        """The run, one event at a time: epochs, pruning steps, learned tasks, at last the result."""
+        """The run, one event at a time: epochs, pruning steps, learned tasks, and the result."""
         for index in range(len(self.matrix), len(self.probes)):
             yield from self._learn(index)
         yield Finished(self._finish())
@@ -239,7 +248,11 @@ class Experiment:
             trainer.finish()
         self._trainer, self._learned_is_saved = None, False
         assert self.plan.matrix is not None
-        row = measure_row(self.learner, self.probes, index, self.plan.matrix)
+        if index < len(self.probes) - 1:
+            row = measure_row(self.learner, self.probes, index, self.plan.matrix)
+        else:  # all tasks, and which classes are taken for which
+            self._confusions = [confusion(self.learner, probe) for probe in self.probes]
+            row = [share_right(counts) for counts in self._confusions]
         self.matrix.append(row)
         report = self.learner.reports[task.name]
         seconds = report.training_seconds + time.perf_counter() - began
@@ -271,8 +284,10 @@ class Experiment:
     def _finish(self) -> dict[str, Any]:
         """Save the model, write the result, and remove what is no longer needed."""
         model_bytes = self._save_model()
+        # Counted with the last row, in another process if this one resumes a run at its very end.
+        confusions = self._confusions or [confusion(self.learner, p) for p in self.probes]
         result = results.build(
-            self.plan, self.learner, self.probes, self.sizes, self.matrix, model_bytes
+            self.plan, self.learner, self.probes, self.sizes, self.matrix, confusions, model_bytes
         )
         result |= {"notes": self.notes, "seconds": self.seconds}
         self.folder.tracked_bytes()  # on disk before the result says that the run is finished
