@@ -20,7 +20,7 @@ COMPILED := PYTHONDONTWRITEBYTECODE=
 .PHONY: demo test quick check bench fuzz docs clean
 
 demo: $(VENV)/.core
-	$(BIN)/tsn demo --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/tsn demo
 
 test: check
 	scripts/install_chromium.sh

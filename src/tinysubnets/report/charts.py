@@ -229,7 +229,7 @@ def confusion_map(
             color, depth = "grid", 0.4
             if count:
                 color = "heat" if i == j else "warm"
-                depth = _depth(count / total) if i == j else 0.2 + 0.8 * count / total
+                depth = _depth(count / total) if i == j else 0.25 + 0.75 * (count / total) ** 0.5
             drawing.rect(*box, color, note, fill_opacity=depth, rx=2 if width > 16 else 0)
             if count and width >= 22:
                 ink = "on-heat" if depth > 0.55 else "ink"
