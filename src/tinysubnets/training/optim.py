@@ -83,7 +83,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of a module's parameters, by kind; see `TaskModule.groups`.
 
-    Mask scores have a rate of their own and are never decayed. Every group has a `factor`, by which
+    Mask scores have a rate of their own and are never decayed, nor are "vectors". Every group has a `factor`, by which
     the learning rate of a step is multiplied.
     """
     if settings.optimizer not in OPTIMIZERS:
@@ -92,6 +92,8 @@ def make_optimizer(
     table: dict[tuple[float, ...], dict[str, Any]] = {}
     for name, parameters in groups.items():
         options = {"factor": 1.0, "weight_decay": settings.weight_decay, "eps": ADAM_EPS}
+        if name == "vectors":
+            options["weight_decay"] = 0.0
         if name == "scores":
             options = {"factor": factor, "weight_decay": 0.0, "eps": settings.score_eps}
         # Groups with the same options are updated together: every group costs launches.
