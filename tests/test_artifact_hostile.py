@@ -422,6 +422,8 @@ ROUTINGS = [
     b"\x02\x01b\x00\x01a\x00",
     b"\x01\x01\xff\x00",
     b"\xff\xff\xff\x7f",
+    b"\x01\x01a\x00",  # a vector of no numbers
+    b"\x11" + b"".join(b"\x01" + bytes([65 + i]) + b"\x01" + bytes(4) for i in range(17)),
 ]
 
 

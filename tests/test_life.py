@@ -18,6 +18,7 @@ from tinysubnets.errors import ArtifactError, TaskError
 from tinysubnets.format.io import encode
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import MAX_CHAIN, NO_BANK
 
 
 def data(store: SubnetStore) -> bytes:
@@ -220,6 +221,21 @@ def test_an_isolated_bank_is_never_shared() -> None:
         models.add_task(store, 7, bank=1)
     with pytest.raises(TaskError, match="isolated"):
         models.add_task(store, 8, bank=0, isolated=True)
+
+
+def test_chains_of_differences_end(tmp_path: Path) -> None:
+    store = models.store("named", 1)
+    for number in range(1, 1 + MAX_CHAIN):
+        models.add_task(
+            store, number, bank=NO_BANK, reference=number - 1, **models.differences(store, number)
+        )
+    last = store.tasks[-1]
+    store.save(tmp_path)
+    assert SubnetStore.load(tmp_path, task=last).digest(last) == store.digest(last)
+    with pytest.raises(TaskError, match=f"more than {MAX_CHAIN} subnets"):
+        models.add_task(
+            store, 40, bank=NO_BANK, reference=MAX_CHAIN, **models.differences(store, 40)
+        )
 
 
 def test_differences_add_up() -> None:

@@ -40,9 +40,6 @@ RAW_DEFLATE = -15  # zlib's number for a window of 32 KiB and no header
 _LARGEST_BLOCKS = 9  # zlib's "memory level", which sets how many symbols share a table
 _SMALL = 1 << 17  # bits of planes so few are joined whole: fewer calls are worth more than traffic
 _PLACES = (1 << np.arange(MAX_CODE_BITS, dtype=np.uint16))[:, None]
-_ONES_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(
-    1, dtype=np.uint8
-)
 _PLACES_OF_BYTE = _PLACES[:8].astype(np.uint8)
 
 
@@ -63,9 +60,7 @@ def unpack_mask(packed: NDArray[np.uint8], count: int) -> NDArray[np.bool_]:
 
 def count_ones(packed: NDArray[np.uint8]) -> int:
     """How many bits of some bytes are set."""
-    if hasattr(np, "bitwise_count"):  # numpy 2: twenty times faster
-        return int(np.bitwise_count(packed).sum(dtype=np.int64))
-    return int(_ONES_OF_BYTE[packed].sum(dtype=np.int64))
+    return int(np.bitwise_count(packed).sum(dtype=np.int64))
 
 
 def pack_bits(mask: NDArray[np.bool_]) -> bytes:
