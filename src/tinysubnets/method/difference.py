@@ -17,7 +17,7 @@ from tinysubnets.method.compress import TaskParamSettings
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import NO_BANK, BankDecision, Subnet
+from tinysubnets.model.subnet import MAX_CHAIN, NO_BANK, BankDecision, Subnet
 from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
 from tinysubnets.nn.norms import unfolded
@@ -83,6 +83,8 @@ def choose_reference(
     if isolated or settings.reference == "none" or not earlier:
         reason = "isolated: weights of its own" if isolated else "weights of its own"
         return BankDecision(new_bank(store), reason)
+    # To decode a task takes as many steps as it has references behind one another.
+    earlier = [s for s in earlier if len(store.chain(s)) <= MAX_CHAIN]
     last = earlier[-1].name
     if settings.reference == "similar" and memory is not None:
         mine = statistics_of(memory, settings.seed)

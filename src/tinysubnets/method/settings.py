@@ -63,7 +63,7 @@ class TSNSettings:
     score_init: Literal["random", "previous_mask"] = "random"
     previous_mask_of: Literal["last", "similar"] = "last"
     init: Literal["seeded", "pretrained"] = "seeded"
-    scale: Literal["kaiming", "xavier"] = "kaiming"
+    scale: Literal["kaiming", "xavier", "he"] = "kaiming"
     codebooks: Literal["layer", "task"] = "layer"
     task_param_bits: Literal["auto"] | int = "auto"
     task_param_tolerance: float = 0.002

@@ -37,7 +37,7 @@ _NETWORKS = {
     ),
     "small-resnet": (
         "tinysubnets.networks.resnet:small_resnet",
-        "residual network of depth 20, width 16, for small images (270,896 weights)",
+        "residual network of depth 20, width 16, for small images (267,696 weights)",
     ),
     "tinynet": (
         "tinysubnets.networks.tinynet:tinynet",

@@ -109,7 +109,7 @@ def small_resnet(
     """The residual network for small images: three stages, shortcuts without weights.
 
     `depth` is 6n + 2, with n blocks in a stage; `width` counts the channels of the first stage.
-    Depth 20 and width 16 have 270,896 weights outside the head.
+    Depth 20 and width 16 have 267,696 weights outside the head.
     """
     if depth < 8 or (depth - 2) % 6:
         raise SettingError(f"depth = {depth} is not allowed; give 8, 14, 20, 26, 32 or so on.")

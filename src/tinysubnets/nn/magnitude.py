@@ -67,6 +67,10 @@ class MagnitudeModule(TaskModule):
     reference: Tensor  # [N]; not part of the state
     limits: Tensor  # [tensors]: the least magnitude of a block that the mask holds
     is_quantized: Tensor  # bool []: whether values are rounded already
+    # Not part of the state, as `reference`.
+    tensor_of_block: Tensor  # int64 [blocks]
+    leniency: Tensor  # [tensors]: in what units of its deviation a tensor's values are measured
+    block_sizes: Tensor  # [blocks]
 
     def __init__(
         self,

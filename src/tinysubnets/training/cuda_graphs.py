@@ -101,10 +101,10 @@ class CapturedStep:
         return self.total_loss
 
     def update_codebooks_(self, step: int) -> None:
-        """Fit the codebooks anew before a step: first from nothing, then from the last ones, later by a graph.
+        """Fit the codebooks anew before a step, by a graph where there is one.
 
-        The first update has other launches than all later ones; so the second is the first that can
-        be captured.
+        First from nothing, then from the last ones: the first update has other launches than all
+        later ones; so the second is the first that can be captured.
         """
         module = self.training.unwrapped
         if not isinstance(module, TaskModule) or not module.has_codebooks:

@@ -141,7 +141,11 @@ class Training:
         """The next epoch: the learning rate of each step, and the steps that update codebooks."""
         steps, done = self.num_steps, self.progress.epoch
         last = max(1, self.settings.epochs * steps - 1)
-        lrs = [self._lr((done * steps + step) / last) for step in range(steps)]
+        warmup = max(1.0, self.settings.warmup_epochs * steps)
+        lrs = [
+            self._lr((done * steps + step) / last) * min(1.0, (done * steps + step + 1) / warmup)
+            for step in range(steps)
+        ]
         count = self.settings.codebook_updates_per_epoch
         return lrs, {round(i * steps / count) for i in range(count)}
 
