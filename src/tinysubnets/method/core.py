@@ -44,7 +44,7 @@ from tinysubnets.method.compress import Compressed, Compressor, TaskParamSetting
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BankDecision, PackedMask, Sample, Subnet
+from tinysubnets.model.subnet import NO_BANK, BankDecision, PackedMask, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey, initial_state, weights_hash
 from tinysubnets.nn.masked import TaskModule
@@ -59,7 +59,7 @@ from tinysubnets.training.settings import TrainingSettings
 class SubnetReport(TaskReport):
     """What learning one task as a subnet came to.
 
-    - `bank`, `reason`: the bank the task went to, and why.
+    - `bank`, `reason`: the bank the task went to, -1 for none, and why.
     - `bits`: the width of its codes.
     - `density`: the share of the shared weights that its mask keeps.
     - `owned_before_pruning`, `owned_after_pruning`: the share of the bank that tasks own, this one
@@ -82,7 +82,7 @@ class CoreSettings(Protocol):
     @property
     def init(self) -> Literal["seeded", "pretrained"]: ...
     @property
-    def scale(self) -> Literal["kaiming", "xavier"]: ...
+    def scale(self) -> Literal["kaiming", "xavier", "he"]: ...
     @property
     def seed(self) -> int: ...
 
@@ -184,6 +184,7 @@ class SubnetTrainer:
     - `task_params`: how the task-specific parameters are stored.
     - `memory`: what is kept of the task's inputs to compare later tasks with.
     - `isolated`: whether the task has its bank for itself, for ever.
+    - `reference`: the number of the task that its weights are added to, where there is one.
     """
 
     def __init__(
@@ -199,8 +200,9 @@ class SubnetTrainer:
         memory: InputStatistics | Tensor | None = None,
         training: TrainingSettings | None = None,
         isolated: bool = False,
+        reference: int | None = None,
     ) -> None:
-        self.isolated = isolated
+        self.isolated, self.reference = isolated, reference
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
@@ -255,6 +257,7 @@ class SubnetTrainer:
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
             isolated=self.isolated,
+            reference=self.reference,
         )
         self.core.store.add_(subnet)
         report = self._report(subnet, compressed.seconds)
@@ -263,7 +266,7 @@ class SubnetTrainer:
 
     def _report(self, subnet: Subnet, pruning_seconds: float) -> SubnetReport:
         store, progress = self.core.store, self.training.progress
-        bank = store.banks[subnet.bank]
+        density = store.density(subnet.name)
         return SubnetReport(
             name=subnet.name,
             valid_accuracy=subnet.valid_accuracy,
@@ -272,9 +275,11 @@ class SubnetTrainer:
             bank=subnet.bank,
             reason=self.decision.reason,
             bits=subnet.bits,
-            density=float(store.layout.block_sizes[subnet.mask].sum()) / store.layout.num_weights,
+            density=density,
             owned_before_pruning=subnet.owned_before_pruning,
-            owned_after_pruning=bank.owned_share(),
+            owned_after_pruning=(
+                density if subnet.bank == NO_BANK else store.banks[subnet.bank].owned_share()
+            ),
             pruning_seconds=pruning_seconds,
         )
 

@@ -20,6 +20,7 @@ from tinysubnets.method.banks import choose_bank, new_bank, remember
 from tinysubnets.method.base import check_task
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
+from tinysubnets.method.difference import begin_difference
 from tinysubnets.method.pruning import PruningSettings
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
@@ -80,7 +81,7 @@ class TinySubNets(MaskedLearner):
         trainer = self.begin(task)  # choose a bank, and build what is trained over it
         while not trainer.finished:
             trainer.epoch()  # scores, free weights and task-specific parameters together
-        trainer.finish()  # of the best epoch: `_compress`, then claimed by the store
+        trainer.finish()  # of the best epoch: `compress`, then claimed by the store
         return self.reports[task.name]
 
     def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer:
@@ -96,6 +97,8 @@ class TinySubNets(MaskedLearner):
         """Choose the task's bank and set up its training."""
         settings = self.settings
         isolated = settings.isolated if isolated is None else isolated
+        if settings.selection == "magnitude":
+            return begin_difference(self, task, isolated)
         # Nothing of an isolated task enters a later one, so nothing is kept to compare it by.
         memory = None if isolated else remember(task, settings)
         decision = (
@@ -108,7 +111,7 @@ class TinySubNets(MaskedLearner):
             task,
             decision,
             self._module(task, decision),
-            lambda trained: self._compress(trained, decision.bank),
+            lambda trained: self.compress(trained, decision.bank),
             task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
             reports=self.reports,
             memory=memory,
@@ -135,7 +138,7 @@ class TinySubNets(MaskedLearner):
         start = self._initial_state(task, decision)
         return TaskModule(self.architecture, layout, bank.values, bank.owned, start, compression)
 
-    def _compress(self, trained: Compressor, bank: int) -> Compressed:
+    def compress(self, trained: Compressor, bank: int) -> Compressed:
         """Choose the bit-width, post-prune, and encode what is left."""
         settings = self.settings
         if settings.bits == "auto":

@@ -149,7 +149,7 @@ class SubnetStore:
                     f"task {subnet.name!r} refers to task number {subnet.reference}, which is "
                     "not there or isolated; give the number of a learned task."
                 )
-            if len(self._chain(found[0])) > MAX_CHAIN:
+            if len(self.chain(found[0])) > MAX_CHAIN:
                 raise TaskError(
                     f"task {subnet.name!r} would add up more than {MAX_CHAIN} subnets; refer to a "
                     "task that refers to fewer."
@@ -244,7 +244,7 @@ class SubnetStore:
 
         Where the task refers to another, or to the base, they are added to that one's weights.
         """
-        chain = self._chain(self.subnet(task))
+        chain = self.chain(self.subnet(task))
         total = self._base_weights() if chain[-1].reference == BASE else None
         for entry in reversed(chain):
             mask = self.layout.expand(entry.mask)
@@ -260,7 +260,7 @@ class SubnetStore:
         assert total is not None
         return total
 
-    def _chain(self, subnet: Subnet) -> list[Subnet]:
+    def chain(self, subnet: Subnet) -> list[Subnet]:
         """A subnet, the one it adds its weights to, and so on; the base is not among them."""
         chain, numbers = [subnet], self._by_number
         while (reference := chain[-1].reference) not in (None, BASE):

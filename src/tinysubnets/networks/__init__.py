@@ -35,6 +35,10 @@ _NETWORKS = {
         "tinysubnets.networks.resnet:resnet18",
         "ResNet-18: width 20, 3x3 stem (1,090,140 weights); width 64, 7x7 stem (11,166,912)",
     ),
+    "small-resnet": (
+        "tinysubnets.networks.resnet:small_resnet",
+        "residual network of depth 20, width 16, for small images (267,696 weights)",
+    ),
     "tinynet": (
         "tinysubnets.networks.tinynet:tinynet",
         "four strided convolutions, two layers, 64x64 images (2,743,520 weights)",

@@ -16,10 +16,11 @@ class TrainingSettings:
 
     - `epochs`: at most so many per task; the best one by validation is taken.
     - `batch_size`: samples per step; the last batch of an epoch is filled up from its beginning.
-    - `optimizer`: one of `optim.OPTIMIZERS`; `momentum` is that of "sgd".
+    - `optimizer`: one of `optim.OPTIMIZERS`; `momentum` is that of "sgd", by `nesterov` looked
+      ahead.
     - `lr`, `min_lr`, `schedule`: the learning rate falls from `lr` to `min_lr` by a "cosine", is
       halved after six epochs without a better validation loss ("plateau", which ends training below
-      `min_lr`), or stays "constant".
+      `min_lr`), or stays "constant". Within the first `warmup_epochs` it rises from 0.
     - `score_lr`: the rate of mask scores, by default the same.
     - `score_eps`: a large one makes Adam move scores by their gradients: those that hardly matter
       stay, and masks cost fewer bytes.
@@ -42,6 +43,8 @@ class TrainingSettings:
     score_lr: float | None = None
     score_eps: float = 1e-8
     momentum: float = 0.0
+    nesterov: bool = False
+    warmup_epochs: float = 0.0
     weight_decay: float = 0.0
     codebook_updates_per_epoch: int = 3
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -63,6 +66,7 @@ class TrainingSettings:
             )
         for name, limit in (
             ("momentum", 1),
+            ("warmup_epochs", math.inf),
             ("weight_decay", math.inf),
             ("score_lr", math.inf),
             ("score_eps", math.inf),
