@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from tinysubnets.errors import SettingError, unknown
 
 T = TypeVar("T")
+MOST_THREADS = 1024  # with many more than it can start, torch ends the process
 
 # Settings of version 0.1 with another name today. Model files and run folders of that version are
 # read through these tables; in recipes and assignments an old name is an error that tells the new.
@@ -161,6 +162,13 @@ def _describe(hint: Any) -> str:
         type(None): '"none"',
     }
     return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def check_threads(count: Any) -> None:
+    """Refuse a number of CPU threads that torch cannot have."""
+    is_whole = isinstance(count, int) and not isinstance(count, bool)
+    if not is_whole or not 1 <= count <= MOST_THREADS:
+        raise SettingError(f"threads = {count!r} is not allowed; give 1 to {MOST_THREADS:,}.")
 
 
 def to_dict(settings: Any) -> dict[str, Any]:

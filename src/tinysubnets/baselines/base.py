@@ -55,6 +55,7 @@ from tinysubnets.method.base import (
     check_task,
     learn,
 )
+from tinysubnets.method.progress import OnEpoch
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
 from tinysubnets.nn.architecture import Architecture
@@ -256,7 +257,7 @@ class DenseLearner:
         *,
         training: TrainingSettings | Mapping[str, Any] | None = None,
         pruning: Any = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         **settings: Any,
     ) -> None:
         """A learner that has learned nothing.
@@ -419,9 +420,16 @@ class DenseLearner:
             )
         return DenseTrainer(self, task)
 
-    def learn(self, task: Task) -> TaskReport:
-        """Learn a task to its end."""
-        return learn(self, task)
+    def learn(
+        self,
+        task: Task,
+        *,
+        progress: bool | None = None,
+        on_epoch: OnEpoch | None = None,
+        threads: int | None = None,
+    ) -> TaskReport:
+        """Learn a task to its end; the arguments are those of `method.base.learn`."""
+        return learn(self, task, progress=progress, on_epoch=on_epoch, threads=threads)
 
     def network(self, task: str) -> dict[str, Tensor]:
         """The tensors that answer for a learned task, by the user's own names."""
@@ -522,7 +530,7 @@ class DenseLearner:
         folder: str | os.PathLike[str],
         net: nn.Module | Architecture | None = None,
         *,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         overrides: Iterable[str] = (),
     ) -> Self:
         """The learner of a model that this method saved, which goes on as the live one would have.

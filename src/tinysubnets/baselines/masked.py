@@ -81,7 +81,7 @@ class WSN(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; nothing is pruned
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
@@ -327,7 +327,7 @@ class PackNet(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; this is TSN's
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
@@ -439,7 +439,7 @@ class AdaQPackNet(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; this is TSN's
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:

@@ -41,6 +41,7 @@ from tinysubnets.method.base import (
     learn,
 )
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
+from tinysubnets.method.progress import OnEpoch
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
@@ -103,7 +104,7 @@ class MaskedCore:
         training: TrainingSettings,
         *,
         block: int = 1,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
     ) -> None:
         check_architecture(architecture)
@@ -324,12 +325,13 @@ class MaskedLearner(ABC):
         folder: str | os.PathLike[str],
         net: nn.Module | Architecture | None = None,
         *,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         overrides: Iterable[str] = (),
     ) -> Self:
         """The learner of a saved model, which goes on exactly as the live one would have.
 
         - `net`: your own network again; networks of the package are rebuilt by name.
+        - `device`: where it computes from now on, "auto" for a GPU if there is one.
         - `overrides`: `key=value` assignments to its settings, such as "training.epochs=5".
         """
         store = SubnetStore.load(folder, net, device=pick_device(device))
@@ -381,9 +383,24 @@ class MaskedLearner(ABC):
         """The names of the learned tasks, in the order of learning."""
         return self.store.tasks
 
-    def learn(self, task: Task) -> SubnetReport:
-        """Learn a task to its end and keep it for ever."""
-        learn(self, task)
+    def learn(
+        self,
+        task: Task,
+        *,
+        progress: bool | None = None,
+        on_epoch: OnEpoch | None = None,
+        threads: int | None = None,
+    ) -> SubnetReport:
+        """Learn a task to its end and keep it for ever.
+
+        - `progress`: whether epochs are shown, live on a terminal and as plain lines elsewhere;
+          None shows them on a terminal alone.
+        - `on_epoch`: called with every epoch's `EpochReport`, say to log it. What it raises ends
+          learning, and the task is not kept.
+        - `threads`: of torch on the CPU meanwhile; None takes one for networks of fewer than
+          250,000 shared weights, as `tsn run` does, and else leaves the number as it is.
+        """
+        learn(self, task, progress=progress, on_epoch=on_epoch, threads=threads)
         return self.reports[task.name]
 
     def logits(self, task: str | None, inputs: Any) -> Tensor:
