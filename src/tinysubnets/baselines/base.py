@@ -266,12 +266,13 @@ class DenseLearner:
         - `training`: how every task is trained, `TrainingSettings` or their values by name.
         - `pruning`: not used; every method is built with the same arguments.
         - `device`: where it computes, "auto" for a GPU if there is one.
-        - `settings`: those of the method, by name; see its settings class.
+        - `settings`: those of the method by name, see its settings class, and those of training.
         """
         check_architecture(architecture)
-        self.settings = config.build(self.settings_class, settings)
+        self.settings, self.training = config.build_with(
+            self.settings_class, settings, training=(TrainingSettings, training)
+        )
         check_scenario_type(self.name, self.settings.scenario_type, self.scenario_types)
-        self.training = config.build(TrainingSettings, training, "training")
         self.device, self.architecture = pick_device(device), architecture
         self.pretrained: dict[str, Tensor] | None = None
         if self.settings.init == "pretrained":

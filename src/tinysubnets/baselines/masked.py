@@ -85,8 +85,9 @@ class WSN(MaskedLearner):
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(WSNSettings, settings)
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained = config.build_with(
+            WSNSettings, settings, training=(TrainingSettings, training)
+        )
         core = MaskedCore(architecture, own, trained, device=device, store=store)
         record = {"wsn": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
@@ -331,8 +332,9 @@ class PackNet(MaskedLearner):
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(PackNetSettings, settings)
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained = config.build_with(
+            PackNetSettings, settings, training=(TrainingSettings, training)
+        )
         core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
         record = {"packnet": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
@@ -443,8 +445,9 @@ class AdaQPackNet(MaskedLearner):
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(AdaQPackNetSettings, settings)
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained = config.build_with(
+            AdaQPackNetSettings, settings, training=(TrainingSettings, training)
+        )
         core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
         record = {"ada-qpacknet": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)

@@ -38,7 +38,8 @@ class TinySubNets(MaskedLearner):
     - `training`, `pruning`: how tasks are trained, and how Algorithm 2 searches.
     - `device`: "cpu", "cuda", or "auto" for a GPU if there is one.
     - `store`: a store to go on from.
-    - `settings`: those of `TSNSettings`, by name.
+    - `settings`: those of `TSNSettings` by name, and those of `training` and `pruning` too:
+      `epochs=3` is `training={"epochs": 3}`.
     """
 
     name: ClassVar[str] = "tsn"
@@ -55,9 +56,12 @@ class TinySubNets(MaskedLearner):
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(TSNSettings, settings)
-        self.pruning = config.build(PruningSettings, pruning, "pruning")
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained, self.pruning = config.build_with(
+            TSNSettings,
+            settings,
+            training=(TrainingSettings, training),
+            pruning=(PruningSettings, pruning),
+        )
         core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
         record = {"tsn": own, "training": trained, "pruning": self.pruning}
         super().__init__(core, own, {table: config.to_dict(s) for table, s in record.items()})
