@@ -56,13 +56,16 @@ from tinysubnets.method.base import (
     learn,
 )
 from tinysubnets.method.progress import OnEpoch
+from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
 from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, weights_hash
+from tinysubnets.tasks.checks import check_numbers
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.sources import batches
 from tinysubnets.tasks.task import Label, Split, Task
 from tinysubnets.training.evaluate import (
     BATCHNORM_SAMPLES,
@@ -446,16 +449,17 @@ class DenseLearner:
             )
         if task is None and not self.learned:
             raise TaskError(f"this {self.name} learner has learned no task yet; learn one first.")
-        raw = inputs if isinstance(inputs, Tensor) else torch.from_numpy(np.asarray(inputs))
         known = next(iter(self.learned.values())) if task is None else self._known(task)
         start, stop = (0, len(self.classes)) if task is None else known.columns
         network = self.network(known.name) | self.architecture.constants
         tensors = {n: t.to(self.device) for n, t in network.items()}
         normalize = self.normalization(known)
-        parts = [
-            self.architecture(tensors, normalize(part.to(self.device)))[:, start:stop].cpu()
-            for part in raw.split(DEFAULT_BATCH)
-        ]
+        parts = []
+        for raw in batches(inputs, DEFAULT_BATCH):
+            check_numbers(known.name, raw)
+            normalize.check(known.name, raw)
+            answers = self.architecture(tensors, normalize(raw.to(self.device)))
+            parts.append(answers[:, start:stop].cpu())
         return torch.cat(parts) if parts else torch.empty(0, stop - start)
 
     def predict(self, task: str | None, inputs: Any) -> np.ndarray:
@@ -464,6 +468,16 @@ class DenseLearner:
         if task is not None:
             return np.array(self._known(task).classes)[chosen]
         return np.array([label for _, label in self.classes])[chosen]
+
+    def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The probability of each class of a task, or of all in the order of `classes`."""
+        return probabilities(self.logits(task, inputs))
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a task is answered when it is known which; see `SubnetStore.evaluate`."""
+        name, data = (task.name, task) if isinstance(task, Task) else (task, data)
+        classes = self._known(name).classes
+        return evaluate(lambda raw: self.logits(name, raw), name, classes, data, labels)
 
     def revisit_(self, task: Task) -> None:
         """Nothing: no data of learned tasks are needed again."""

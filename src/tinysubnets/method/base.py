@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from tinysubnets.errors import ArchitectureError, MismatchError, SettingError, TaskError
 from tinysubnets.method.progress import OnEpoch, learning
+from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
@@ -154,6 +155,14 @@ class Learner(Protocol):
 
     def predict(self, task: str | None, inputs: Any) -> np.ndarray:
         """The user's own labels for raw inputs of a task, or of an unknown one."""
+        ...
+
+    def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The probability of each class of a task, or of all, for raw inputs."""
+        ...
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a task is answered when it is known which; see `SubnetStore.evaluate`."""
         ...
 
     def columns(self, task: str) -> tuple[int, int]:

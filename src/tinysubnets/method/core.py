@@ -43,6 +43,7 @@ from tinysubnets.method.base import (
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.progress import OnEpoch
 from tinysubnets.model.bank import Bank
+from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision, PackedMask, Sample, Subnet
@@ -410,6 +411,14 @@ class MaskedLearner(ABC):
     def predict(self, task: str | None, inputs: Any) -> np.ndarray:
         """The user's own labels for raw inputs of a learned task."""
         return self.store.predict(self._told(task), inputs)
+
+    def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The probability of each class of a learned task for raw inputs."""
+        return self.store.predict_proba(self._told(task), inputs)
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a learned task is answered; see `SubnetStore.evaluate`."""
+        return self.store.evaluate(task, data, labels)
 
     def _told(self, task: str | None) -> str:
         if task is None:

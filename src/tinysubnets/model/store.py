@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.model.bank import Bank
+from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodedMask, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
-from tinysubnets.tasks.checks import as_tensor
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.sources import batches
+from tinysubnets.tasks.task import Task
 from tinysubnets.training.precision import arithmetic
 
 DEFAULT_BATCH = 500
@@ -135,44 +137,73 @@ class SubnetStore:
         self._decoded = (*known, (subnet, decoded))[-num:]
         return decoded
 
+    def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
+        """The task's logits for raw inputs, one row per sample, on the CPU.
+
+        - `inputs`: an array, a tensor, pictures of Pillow, a data set, or a loader that does not
+          shuffle.
+        """
+        return self._logits(self.subnet(task), inputs, batch_size)
+
     @arithmetic("float32", deterministic=True)
     @torch.no_grad()
-    def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
-        """The task's logits for raw inputs, one row per sample, on the CPU."""
-        tensors, normalize = self.tensors(task), self.subnet(task).normalization
+    def _logits(
+        self, subnet: Subnet, inputs: Any, batch_size: int, *, check_scale: bool = False
+    ) -> Tensor:
+        """Logits batch by batch; `check_scale` also refuses pixels that were scaled already."""
+        task, tensors, parts = subnet.name, self.tensors(subnet.name), []
         try:
-            raw = as_tensor(inputs)
+            for raw in batches(inputs, batch_size):
+                subnet.check_inputs(raw)
+                parts.append(self._batch_logits(subnet, tensors, raw))
+                if check_scale:
+                    subnet.check_scale(raw)
         except TypeError as error:
             raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
-        if raw.is_complex() or raw.dtype == torch.bool:
-            raise TaskError(
-                f"task {task!r} cannot take inputs of type {raw.dtype}; give uint8 or float images "
-                "and vectors, or integer tokens."
-            )
-        normalize.check(task, raw)
+        return torch.cat(parts) if parts else torch.empty(0, len(subnet.classes))
+
+    def _batch_logits(self, subnet: Subnet, tensors: dict[str, Tensor], raw: Tensor) -> Tensor:
         try:
-            parts = [
-                self.architecture(tensors, normalize(part.to(self.device))).cpu()
-                for part in raw.split(batch_size)
-            ]
+            return self.architecture(tensors, subnet.normalization(raw.to(self.device))).cpu()
         except (RuntimeError, IndexError, ValueError) as error:
             raise TaskError(
-                f"the network of task {task!r} cannot take {raw.dtype} inputs of shape "
-                f"{tuple(raw.shape)}: {error}"
+                f"the network of task {subnet.name!r} cannot take {raw.dtype} inputs of shape "
+                f"{tuple(raw.shape)}: {error}. {subnet.layout_hint(raw)}".rstrip()
             ) from error
-        return torch.cat(parts) if parts else torch.empty(0, len(self.subnet(task).classes))
 
-    def predict(self, task: str, inputs: Any) -> np.ndarray:
-        """The user's own labels for raw inputs."""
-        classes = np.array(self.subnet(task).classes)
-        logits = self.logits(task, inputs)
-        self.subnet(task).check_scale(as_tensor(inputs))
+    def _answers(self, task: str, inputs: Any) -> Tensor:
+        """Logits to answer by: of inputs in the task's own scale, and none of them NaN."""
+        logits = self._logits(self.subnet(task), inputs, DEFAULT_BATCH, check_scale=True)
         if bad := torch.isnan(logits).any(1).nonzero().flatten().tolist():
             raise TaskError(
                 f"task {task!r}: the logits of {len(bad)} samples are NaN (first: sample "
                 f"{bad[0]}); look for NaN or infinite values in the inputs."
             )
-        return classes[logits.argmax(1).numpy()]
+        return logits
+
+    def predict(self, task: str, inputs: Any) -> np.ndarray:
+        """The user's own labels for raw inputs; `inputs` as for `logits`."""
+        chosen = self._answers(task, inputs).argmax(1).numpy()
+        return np.array(self.subnet(task).classes)[chosen]
+
+    def predict_proba(self, task: str, inputs: Any) -> np.ndarray:
+        """The probability of each class for raw inputs, float32 [samples, classes].
+
+        Columns are in the order of `store.subnet(task).classes`; `inputs` as for `logits`.
+        """
+        return probabilities(self._answers(task, inputs))
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a task is answered: accuracy, that of each class, and the confusion matrix.
+
+        - `task`: a `Task`, of which the test part is measured, or the validation part where there
+          is none; or a learned task's name.
+        - `data`, `labels`: beside a name, raw inputs and their labels, or a `Task`, a data set or a
+          loader alone.
+        """
+        name, data = (task.name, task) if isinstance(task, Task) else (task, data)
+        classes = self.subnet(name).classes
+        return evaluate(lambda raw: self._answers(name, raw), name, classes, data, labels)
 
     def module(self, task: str) -> nn.Module:
         """A plain module for one task: raw inputs in, logits out, nothing of this package.
