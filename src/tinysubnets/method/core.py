@@ -447,9 +447,16 @@ class MaskedLearner(ABC):
         self.store.banks, self.store.subnets = contents.banks, contents.subnets
         self.reports = {r["name"]: SubnetReport(**r) for r in numbers["reports"]}
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model into a folder, atomically; gives the path of its file."""
-        return self.store.save(folder)
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the model into a folder, atomically; gives the path of its file.
+
+        - `overwrite`: whether an earlier model there may be replaced; see `SubnetStore.save`.
+        """
+        return self.store.save(folder, overwrite=overwrite)
+
+    def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Check now that the model can be saved in a folder later; see `SubnetStore.reserve`."""
+        self.store.reserve(folder, overwrite=overwrite)
 
     def ledger(self) -> Ledger:
         """What the model weighs, in bits, line by line and task by task."""

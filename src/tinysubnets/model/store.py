@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +42,8 @@ class SubnetStore:
       start is coded as a difference from it. None where there is no such seed.
     - `device`: where tasks are computed; banks and masks stay on the CPU.
 
-    `saved_as` names the file the store was loaded from or last saved as; a partial store holds one
-    task.
+    `saved_as` names the file the store was loaded from or last saved as, `began_ns` when it began;
+    a partial store holds one task.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class SubnetStore:
         self.subnets: dict[str, Subnet] = {}
         self.saved_as: str | None = None
         self.is_partial = False
+        self.began_ns = time.time_ns()
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
 
     def __repr__(self) -> str:
@@ -254,11 +256,25 @@ class SubnetStore:
 
         return artifact.encode(self).ledger
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model into a folder, atomically; returns the path of its file."""
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the model into a folder, atomically; returns the path of its file.
+
+        - `overwrite`: whether a model that was there before this store began, or that this process
+          saved, may be replaced. One that another process has put there since never is.
+        """
         from tinysubnets import format as artifact
 
-        return artifact.save(self, folder)
+        return artifact.save(self, folder, overwrite=overwrite)
+
+    def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Check now that the model can be saved in a folder later, before anything is trained.
+
+        - `overwrite`: take note of the model that is there now, so that `save` may replace it, and
+          no other that somebody puts there meanwhile.
+        """
+        from tinysubnets import format as artifact
+
+        artifact.reserve(self, folder, overwrite=overwrite)
 
     @classmethod
     def load(
