@@ -37,7 +37,7 @@ def test_confusion_and_accuracies_by_hand() -> None:
     assert found.loss == pytest.approx((4 * right + wrong) / 5)
     lines = str(found).splitlines()
     assert lines[0].startswith("t: 80.00 % right of 5 samples")
-    assert "66.67 % of 3; taken for b 1 times" in lines[1] and "no sample" in lines[3]
+    assert "66.67 % of 3; 1 taken for b" in lines[1] and "no sample" in lines[3]
 
 
 def test_large_data_are_measured_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

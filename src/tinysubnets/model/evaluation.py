@@ -71,7 +71,7 @@ class Evaluation:
             shown = f"{100 * share:6.2f} % of {count:,}" if count else "no sample"
             if row.any():
                 worst = int(row.argmax())
-                shown += f"; taken for {self.classes[worst]} {row[worst]:,} times"
+                shown += f"; {row[worst]:,} taken for {self.classes[worst]}"
             lines.append(f"  {label!s:<{width}}  {shown}")
         return "\n".join(lines)
 
