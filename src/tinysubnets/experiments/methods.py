@@ -120,7 +120,7 @@ def build(
     settings: Mapping[str, Any] | None = None,
     training: Any = None,
     pruning: Any = None,
-    device: Any = "cpu",
+    device: Any = "auto",
     seed: int = 0,
 ) -> Learner:
     """A new learner.
@@ -141,7 +141,7 @@ def resume(
     folder: str | os.PathLike[str],
     net: nn.Module | Architecture | None = None,
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = "auto",
     overrides: Iterable[str] = (),
 ) -> Learner:
     """The learner of a saved model, by the method that made it; see `Learner.resume`."""

@@ -35,11 +35,7 @@ from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.base import TaskTrainer
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport
-from tinysubnets.training.precision import pick_device
-
-# Below this many shared weights a second thread costs more than it brings, above all on a busy
-# machine.
-SMALL_NETWORK = 250_000
+from tinysubnets.training.precision import fitting_threads, pick_device
 
 
 @dataclass(frozen=True)
@@ -99,8 +95,7 @@ class Experiment:
         shape = tuple(self.probes[0].data.inputs(slice(0, 1)).shape)
         architecture = build_architecture(recipe, shape, plan.seed)
         if plan.threads is None:
-            small = architecture.num_shared < SMALL_NETWORK
-            plan = replace(plan, threads=1 if small else torch.get_num_threads())
+            plan = replace(plan, threads=fitting_threads(architecture.num_shared))
         assert plan.threads is not None
         torch.set_num_threads(plan.threads)
         if plan.matrix is None:

@@ -41,7 +41,9 @@ from tinysubnets.method.base import (
     learn,
 )
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
+from tinysubnets.method.progress import OnEpoch
 from tinysubnets.model.bank import Bank
+from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import NO_BANK, BankDecision, PackedMask, Sample, Subnet
@@ -103,7 +105,7 @@ class MaskedCore:
         training: TrainingSettings,
         *,
         block: int = 1,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
     ) -> None:
         check_architecture(architecture)
@@ -333,12 +335,13 @@ class MaskedLearner(ABC):
         folder: str | os.PathLike[str],
         net: nn.Module | Architecture | None = None,
         *,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         overrides: Iterable[str] = (),
     ) -> Self:
         """The learner of a saved model, which goes on exactly as the live one would have.
 
         - `net`: your own network again; networks of the package are rebuilt by name.
+        - `device`: where it computes from now on, "auto" for a GPU if there is one.
         - `overrides`: `key=value` assignments to its settings, such as "training.epochs=5".
         """
         store = SubnetStore.load(folder, net, device=pick_device(device))
@@ -390,9 +393,24 @@ class MaskedLearner(ABC):
         """The names of the learned tasks, in the order of learning."""
         return self.store.tasks
 
-    def learn(self, task: Task) -> SubnetReport:
-        """Learn a task to its end and keep it for ever."""
-        learn(self, task)
+    def learn(
+        self,
+        task: Task,
+        *,
+        progress: bool | None = None,
+        on_epoch: OnEpoch | None = None,
+        threads: int | None = None,
+    ) -> SubnetReport:
+        """Learn a task to its end and keep it for ever.
+
+        - `progress`: whether epochs are shown, live on a terminal and as plain lines elsewhere;
+          None shows them on a terminal alone.
+        - `on_epoch`: called with every epoch's `EpochReport`, say to log it. What it raises ends
+          learning, and the task is not kept.
+        - `threads`: of torch on the CPU meanwhile; None takes one for networks of fewer than
+          250,000 shared weights, as `tsn run` does, and else leaves the number as it is.
+        """
+        learn(self, task, progress=progress, on_epoch=on_epoch, threads=threads)
         return self.reports[task.name]
 
     def logits(self, task: str | None, inputs: Any) -> Tensor:
@@ -402,6 +420,14 @@ class MaskedLearner(ABC):
     def predict(self, task: str | None, inputs: Any) -> np.ndarray:
         """The user's own labels for raw inputs of a learned task."""
         return self.store.predict(self._told(task), inputs)
+
+    def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The probability of each class of a learned task for raw inputs."""
+        return self.store.predict_proba(self._told(task), inputs)
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a learned task is answered; see `SubnetStore.evaluate`."""
+        return self.store.evaluate(task, data, labels)
 
     def _told(self, task: str | None) -> str:
         if task is None:
@@ -430,9 +456,16 @@ class MaskedLearner(ABC):
         contents.put_into(self.store)
         self.reports = {r["name"]: SubnetReport(**r) for r in numbers["reports"]}
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model into a folder, atomically; gives the path of its file."""
-        return self.store.save(folder)
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the model into a folder, atomically; gives the path of its file.
+
+        - `overwrite`: whether an earlier model there may be replaced; see `SubnetStore.save`.
+        """
+        return self.store.save(folder, overwrite=overwrite)
+
+    def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Check now that the model can be saved in a folder later; see `SubnetStore.reserve`."""
+        self.store.reserve(folder, overwrite=overwrite)
 
     def ledger(self) -> Ledger:
         """What the model weighs, in bits, line by line and task by task."""

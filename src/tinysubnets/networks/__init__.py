@@ -81,7 +81,8 @@ def defaults(name: str) -> dict[str, Any]:
 def build(name: str, **settings: Any) -> nn.Module:
     """A new network: one of `names()`, or what the user's `package.module:function` returns.
 
-    Lists among the settings become tuples, since recipes can only write lists.
+    Lists among the settings become tuples, since recipes can only write lists. A network of the
+    package remembers how it was built, so that a model made with it needs no `net` to be loaded.
     """
     from torch import nn
 
@@ -103,6 +104,8 @@ def build(name: str, **settings: Any) -> nn.Module:
         raise SettingError(
             f"network {name!r} returned a {type(network).__name__}; it must return an nn.Module."
         )
+    if ":" not in name:
+        network.built_as = {"network": name, "settings": given, "shown": repr(network)}  # type: ignore[assignment]
     return network
 
 
