@@ -63,6 +63,7 @@ from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, we
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label, Split, Task
+from tinysubnets.training import distributed
 from tinysubnets.training.evaluate import (
     BATCHNORM_SAMPLES,
     check_finite,
@@ -213,6 +214,9 @@ class DenseTrainer:
         constants = learner.architecture.constants
         plain = {n: t.cpu().clone() for n, t in tensors.items() if n not in constants}
         learner.tensors = learner.after_task(self, plain)
+        if distributed.is_active():
+            kept = {**learner.tensors, **learner.extra_state}
+            distributed.check_same(f"task {task.name!r}", weights_hash(kept))
         learner.learned[task.name] = LearnedTask(
             task.name, task.classes, task.normalization, self.columns
         )
