@@ -25,7 +25,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
 
     - `arguments`: of the command, the same for all processes.
     """
-    port = _free_port()
+    port = free_port()
     workers = [_start(rank, count, port, arguments) for rank in range(count)]
 
     def pass_on(number: int, _: object) -> None:
@@ -48,14 +48,6 @@ def launch(count: int, arguments: Sequence[str]) -> int:
 def _start(rank: int, count: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = max(1, (cores or 1) // count)
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": count,
-        "LOCAL_WORLD_SIZE": count,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
     # A session of its own: Ctrl-C reaches this process alone, which passes it on once.
     return subprocess.Popen(
         [sys.executable, "-m", "tinysubnets", *arguments],
@@ -63,8 +55,15 @@ def _start(rank: int, count: int, port: int, arguments: Sequence[str]) -> subpro
         start_new_session=True,
         env=dict.fromkeys(_THREAD_VARIABLES, str(threads))
         | dict(os.environ)
-        | {name: str(value) for name, value in place.items()},
+        | environment_of(rank, count, port),
     )
+
+
+def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
+    """The variables by which a process finds the others, as torchrun sets them."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    place |= {"MASTER_PORT": port}
+    return {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
 
 
 def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> int:
@@ -94,7 +93,7 @@ def _tell(rank: int, status: int) -> None:
         )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port of this machine that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

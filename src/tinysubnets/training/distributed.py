@@ -69,7 +69,10 @@ def process_group(device: str | torch.device = "auto") -> Iterator[None]:
         return
     _group = _joined(torch.device("cuda" if device == "auto" else device))
     try:
-        yield
+        with warnings.catch_warnings():
+            # Gradients are gathered on the stream that a CUDA graph needs, see `parallel`.
+            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+            yield
     except TinySubNetsError as error:
         if _said_by_the_first(str(error)):
             raise SystemExit(2) from None
@@ -236,7 +239,10 @@ def parallel(module: nn.Module) -> nn.Module:
 
     Buffers, the bank among them, never travel: they are equal already.
     """
-    with warnings.catch_warnings():
+    is_cuda = next(module.parameters()).is_cuda
+    # A CUDA graph can hold its steps only if it was made on another stream than the default one.
+    stream = torch.cuda.Stream() if is_cuda else None
+    with warnings.catch_warnings(), torch.cuda.stream(stream):
         # Newer versions of torch call the argument otherwise, and send buffers once at least.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         with _peers():
