@@ -169,11 +169,12 @@ def compare(model: str) -> None:
     entropy = _xor_entropy_bytes(model)
     # The paper keeps masks raw in its formula; its tables go with the Huffman code.
     values = (total["codes"] + total["codebooks"]) / 8
+    task_params = (total["heads"] + total["task_params"]) / 8
     rows = [
         ("file", ledger["file_bytes"]),
         ("of it codes and codebooks", values),
         ("of it masks", masks["stored_bytes"]),
-        ("of it heads and other task-specific parameters", (total["heads"] + total["private"]) / 8),
+        ("of it heads and other task-specific parameters", task_params),
         ("of it memory", total["memory"] / 8),
         ("of it header, index and records", total["metadata"] / 8),
         ("masks, entropy of XOR with the best reference", entropy),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tinysubnets.format import ModelFile
-from tinysubnets.format.container import COMMON, KINDS, assemble
+from tinysubnets.format.container import assemble
 
 Sections = dict[str, list[bytes]]
 Change = Callable[[dict[str, Any], Sections], None]
@@ -16,8 +16,8 @@ Change = Callable[[dict[str, Any], Sections], None]
 def opened(path: Path) -> tuple[dict[str, Any], Sections]:
     """The config and all sections of a model file."""
     with ModelFile(path) as file:
-        sections = {kind: [file.section(kind)] for kind in COMMON}
-        for kind in KINDS:
+        sections = {kind: [file.section(kind)] for kind in file.scheme.common}
+        for kind in file.scheme.kinds:
             sections[kind] = [file.section(kind, i) for i in range(file.num_tasks)]
         config = {k: v for k, v in file.config.items() if k != "index"}
     return config, sections

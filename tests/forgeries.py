@@ -8,18 +8,22 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import models
 from forge import Sections, opened
 from tinysubnets import networks
-from tinysubnets.format.container import assemble
+from tinysubnets.coding.byte_io import Writer
+from tinysubnets.format.container import KINDS, assemble
+from tinysubnets.format.sections import write_records
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import CodebookTensor, CodedMask, PackedMask, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.normalization import Normalization
 
+BARE = Subnet("", (), Normalization(), 0, PackedMask(np.zeros(0, np.uint8), 0), 1, (), {}, {})
 Forgery = Callable[[dict[str, Any], Sections], None]
 
 
@@ -28,7 +32,7 @@ def huge_head(classes: int) -> Forgery:
 
     def change(config: dict[str, Any], _: Sections) -> None:
         config["architecture"]["rebuild"]["settings"]["classes"] = classes
-        for entry in config["architecture"]["private"]:
+        for entry in config["architecture"]["task_params"]:
             if entry[0].startswith("fc."):
                 entry[2:] = [0.5]
 
@@ -41,8 +45,9 @@ def many_tasks(tasks: int, tensors: int) -> Forgery:
     def change(config: dict[str, Any], sections: Sections) -> None:
         one = {k: v for k, v in config["tasks"][1].items() if k != "inputs"}
         config["tasks"] = [dict(one, name=f"t{i}", bank=0) for i in range(tasks)]
-        config["architecture"]["private"] += [[f"p{i}", [1]] for i in range(tensors)]
-        for kind in ("codes", "codebooks", "masks", "heads", "private", "memory"):
+        config["next"] = tasks
+        config["architecture"]["task_params"] += [[f"p{i}", [1]] for i in range(tensors)]
+        for kind in KINDS:
             sections[kind] = [sections[kind][0] if kind == "masks" else b""] * tasks
 
     return change
@@ -55,12 +60,13 @@ def wide_tasks(tasks: int, hidden: int) -> Forgery:
         shared = config["architecture"]["shared"]
         shared[0][1], shared[1][1] = [hidden, 6], [10, hidden]
         config["architecture"]["rebuild"]["settings"]["hidden"] = [hidden, 10]
-        for entry in config["architecture"]["private"]:
-            if entry[0] == "features.0.bias":
+        for entry in config["architecture"]["task_params"]:
+            if entry[0] == "fc1.bias":
                 entry[1] = [hidden]
         one = {k: v for k, v in config["tasks"][1].items() if k != "inputs"}
         config["tasks"] = [dict(one, name=f"t{i}", bank=0) for i in range(tasks)]
-        for kind in ("codes", "codebooks", "heads", "private", "memory"):
+        config["next"] = tasks
+        for kind in KINDS:
             sections[kind] = [b""] * tasks
         sections["masks"] = [b"\0\x03\x01"] * tasks  # no reference; Rice; no ones
 
@@ -82,7 +88,7 @@ def set_tasks(value: Any) -> Forgery:
 
     def change(config: dict[str, Any], sections: Sections) -> None:
         config["tasks"] = value
-        for kind in ("codes", "codebooks", "masks", "heads", "private", "memory"):
+        for kind in KINDS:
             sections[kind] = [b""] * min(len(value), 100_000)
 
     return change
@@ -119,7 +125,7 @@ def repeated_names(count: int) -> Forgery:
     """One name for many tensors."""
 
     def change(config: dict[str, Any], _: Sections) -> None:
-        config["architecture"]["private"] += [["fc.bias", [3]]] * count
+        config["architecture"]["task_params"] += [["fc.bias", [3]]] * count
 
     return change
 
@@ -143,6 +149,110 @@ def far_banks(tasks: int) -> Forgery:
         wide_tasks(tasks, 20_000)(config, sections)
         for number, task in enumerate(config["tasks"]):
             task["bank"] = number
+        config["banks"] = tasks
+
+    return change
+
+
+def bare_tasks(tasks: int, hidden: int) -> Forgery:
+    """The same tasks with every task-specific parameter one number: a valid model."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        wide_tasks(tasks, hidden)(config, sections)
+        absent = [[i, 0.5] for i in range(len(config["architecture"]["task_params"]))]
+        for task in config["tasks"]:
+            task["absent"] = absent
+        sections["records"] = [write_records(models.SETTINGS, [BARE] * tasks)]
+
+    return change
+
+
+def empty_banks(count: int, hidden: int) -> Forgery:
+    """Many banks that no task is in, over large shared tensors."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        bare_tasks(2, hidden)(config, sections)
+        config["banks"] = count
+
+    return change
+
+
+def chain(tasks: int) -> Forgery:
+    """Tasks that each add their weights to those of the one before."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        bare_tasks(tasks, 4_000)(config, sections)
+        for number, task in enumerate(config["tasks"][1:]):
+            task["reference"] = number
+
+    return change
+
+
+def differences(tasks: int) -> Forgery:
+    """Tasks in no bank that each add their weights to those of the first."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        bare_tasks(tasks, 4_000)(config, sections)
+        for task in config["tasks"][1:]:
+            del task["bank"]
+            task["reference"] = 0
+
+    return change
+
+
+def nameless(count: int) -> Forgery:
+    """Entries of weights alone, of which the file holds nothing but an empty mask."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        bare_tasks(count, 10)(config, sections)
+        config["tasks"][1:] = [{"bank": 0, "bits": 1}] * (count - 1)
+
+    return change
+
+
+def routing(vectors: int) -> Forgery:
+    """Routing numbers in many vectors of next to no length."""
+
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        out = Writer()
+        out.varint(vectors)
+        for number in range(vectors):
+            out.block(number.to_bytes(3, "big"))
+            out.varint(0)
+        sections["routing"][1] = out.bytes()
+
+    return change
+
+
+def absent(tasks: int, size: int) -> Forgery:
+    """Tasks with a large task-specific parameter that is one number everywhere."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        many_tasks(tasks, 0)(config, sections)
+        table = config["architecture"]["task_params"]
+        table.append(["large", [size]])
+        for task in config["tasks"]:
+            task["absent"] = [[number, 0.5] for number in range(len(table))]
+
+    return change
+
+
+def base_of_nothing() -> Forgery:
+    """A base that is not in the file, under tasks that all refer to it."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["base"] = {"name": "b", "source": "nowhere", "sha256": "0" * 64}
+        for task in config["tasks"]:
+            task["reference"] = "base"
+
+    return change
+
+
+def preprocessings(count: int) -> Forgery:
+    """Many ways of preprocessing that no task refers to."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["preprocessing"] = [{"a": i} for i in range(count)]
 
     return change
 
@@ -166,7 +276,22 @@ FORGERIES: dict[str, Forgery] = {
     "many-shared-tensors": many_shared(30_000),
     "repeated-names": repeated_names(50_000),
     "deep-settings": deep(900),
+    "empty-banks": empty_banks(5_000, 10),
+    "very-many-empty-banks": empty_banks(65_536, 10),
+    "wide-empty-banks": empty_banks(60_000, 100_000),
+    "a-long-chain": chain(400),
+    "a-short-chain": chain(16),
+    "differences": differences(200),
+    "nameless-entries": nameless(5_000),
+    "routing-filler": routing(1_000_000),
+    "absent-but-large": absent(200, 1_000_000),
+    "a-base-that-is-not-there": base_of_nothing(),
+    "many-preprocessings": preprocessings(200_000),
 }
+
+
+# Those of them that are valid models, and hard to read.
+VALID = {"empty-banks", "a-short-chain", "differences", "nameless-entries", "many-preprocessings"}
 
 
 def wide_model() -> SubnetStore:
@@ -189,8 +314,9 @@ def wide_model() -> SubnetStore:
         name, sample = f"t{number}", Sample(torch.float32, (6,))
         store.subnets[name] = Subnet(
             name, ("a", "b", "c"), Normalization((0.0,), (1.0,)), 0, mask, 4, own, params, shapes,
-            coded_mask=coded, sample=sample,
+            coded_mask=coded, sample=sample, number=number,
         )  # fmt: skip
+    store.next_number = 200
     return store
 
 

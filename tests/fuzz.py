@@ -37,7 +37,7 @@ from forge import Sections, opened
 from reading import READERS, SPARE, measured, need_of, warm_up
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.errors import TinySubNetsError
-from tinysubnets.format.container import assemble, canonical, digest, header_of
+from tinysubnets.format.container import SCHEMES, assemble, canonical, digest, header_of
 from tinysubnets.model.store import SubnetStore
 
 SECONDS = 20  # for one reading
@@ -102,8 +102,9 @@ def mutate_config(rng: random.Random, model: Model) -> None:
 
 def mutate_shape(rng: random.Random, model: Model) -> None:
     """Another shape of one tensor of the network."""
-    kind = rng.choice(("shared", "private"))
-    shape = rng.choice(model[0]["architecture"][kind])[1]
+    table = model[0]["architecture"]
+    kind = rng.choice(("shared", "private" if "private" in table else "task_params"))
+    shape = rng.choice(table[kind])[1]
     if not shape or rng.random() < 0.2:
         shape.append(rng.choice(NUMBERS))
     else:
@@ -143,6 +144,49 @@ def mutate_tasks(rng: random.Random, model: Model) -> None:
                     del parts[number]
 
 
+def mutate_life(rng: random.Random, model: Model) -> None:
+    """Another life of a task: its number, name, bank, reference, isolation, absent tensors."""
+    config = model[0]
+    if config["format"] == 1:
+        return mutate_tasks(rng, model)
+    tasks = config["tasks"]
+    task = rng.choice(tasks)
+    act = rng.randrange(9)
+    numbers = range(len(tasks) + 2)
+    if act == 0:
+        task["number"] = rng.choice(numbers)
+    elif act == 1:
+        config["next"] = rng.choice((*numbers, 1 << 40))
+    elif act == 2:
+        config["banks"] = rng.choice((*numbers, 65_536))
+    elif act == 3:
+        task["reference"] = rng.choice(("base", *numbers))
+        if rng.random() < 0.5:
+            task.pop("bank", None)
+    elif act == 4:
+        task["isolated"] = rng.random() < 0.8
+        task["bank"] = config["banks"]
+        config["banks"] += 1
+    elif act == 5:
+        places = rng.sample(range(len(config["architecture"]["task_params"])), rng.choice((1, 2)))
+        task["absent"] = [[p, 0.5] if rng.random() < 0.7 else [p] for p in sorted(places)]
+        if rng.random() < 0.7:
+            number = tasks.index(task)
+            model[1]["heads"][number] = model[1]["task_params"][number] = b""
+    elif act == 6:
+        for key in set(task) - {"bank", "bits", "number", "codebooks", "reference"}:
+            del task[key]
+        for kind in SCHEMES[2].kinds[3:]:
+            model[1][kind][tasks.index(task)] = b""
+    elif act == 7:
+        config.setdefault("preprocessing", []).append({"size": rng.choice((32, "a", [1, 2]))})
+        task["preprocessing"] = rng.choice(numbers)
+    else:
+        config["base"] = {"name": "b", "source": "s", "sha256": "0" * 64}
+        task["reference"] = "base"
+    return None
+
+
 def mutate_section(rng: random.Random, model: Model) -> None:
     """Other bytes in one section."""
     kind = rng.choice([k for k, parts in model[1].items() if any(parts)])
@@ -170,7 +214,8 @@ def mutate_section(rng: random.Random, model: Model) -> None:
 
 def mutate_stream(rng: random.Random, model: Model) -> None:
     """Another reference or codec of a mask, another form of values, a number of another size."""
-    kind = rng.choice(("masks", "masks", "codes", "codebooks", "heads", "private", "memory"))
+    scheme = SCHEMES[model[0]["format"]]
+    kind = rng.choice(("masks", *scheme.kinds))
     number = rng.randrange(len(model[1][kind]))
     data = model[1][kind][number]
     if not data:
@@ -213,6 +258,7 @@ MUTATIONS: dict[str, Callable[[random.Random, Model], None]] = {
     "shape": mutate_shape,
     "network": mutate_network,
     "tasks": mutate_tasks,
+    "life": mutate_life,
     "section": mutate_section,
     "stream": mutate_stream,
     "records": mutate_records,

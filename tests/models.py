@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets import networks
+from tinysubnets.model.bank import Base
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BankDecision, CodebookTensor, PackedMask, Sample, Subnet, code
+from tinysubnets.model.subnet import (
+    BASE,
+    NO_BANK,
+    BankDecision,
+    CodebookTensor,
+    PackedMask,
+    Sample,
+    Subnet,
+    code,
+    constant,
+)
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import InitKey, initial_scores
+from tinysubnets.nn.init import InitKey, initial_scores, weights_hash
 from tinysubnets.nn.topk import top_k_segments
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
@@ -60,12 +72,13 @@ def add_task(store: SubnetStore, number: int, bank: int = 0, **changes: Any) -> 
     """Add a task with a random mask and random values, drawn from its number."""
     rng = np.random.default_rng(1000 + number)
     layout = store.layout
-    if store.banks and bank < len(store.banks) and number % 2:
+    if bank < len(store.banks) and number % 2 and store.members(bank):
         last = store.members(bank)[-1].mask.numpy()
         mask = last ^ (rng.random(layout.num_blocks) < 0.1)
     else:
         mask = rng.random(layout.num_blocks) < 0.3
-    owned = store.banks[bank].owned.numpy() if bank < len(store.banks) else np.zeros_like(mask)
+    is_there = 0 <= bank < len(store.banks)
+    owned = store.banks[bank].owned.numpy() if is_there else np.zeros_like(mask)
     new = layout.expand(torch.from_numpy(mask & ~owned)).numpy()
     values = torch.from_numpy(rng.normal(size=layout.num_weights).astype(np.float32))
     segments = layout.segments if number != 2 else ((0, layout.num_weights),)
@@ -137,9 +150,69 @@ def _memory(number: int, rng: np.random.Generator) -> InputStatistics | Tensor |
 def _decision(made: SubnetStore, number: int, bank: int) -> BankDecision | None:
     if not made.tasks:
         return None
-    distances = {name: 1.5 + i / 3 for i, name in enumerate(made.tasks)}
-    distances[made.tasks[-1]] = float("inf")
-    return BankDecision(bank, "as the test says", distances, made.tasks[0])
+    return BankDecision(bank, "as the test says", made.tasks[0])
+
+
+def whole_store() -> SubnetStore:
+    """A store with everything that a life of many tasks leaves behind.
+
+    A nameless owner, an empty bank, an isolated task, tensors that take no bytes, preprocessing,
+    routing, differences from another task and from a base whose values are in the file.
+    """
+    rng = np.random.default_rng(17)
+    network = architecture("own")
+    specs = (*network.shared, *(s for s in network.task_params if s.name not in network.output))
+    values = {
+        s.name: torch.from_numpy(rng.normal(size=s.shape).astype(np.float32)).abs() for s in specs
+    }
+    base = Base("small", "tests", weights_hash(values), values, embedded=True)
+    settings = {"method": "tsn", **SETTINGS}
+    made = SubnetStore(network, settings=settings, seed=SEED, base=base)
+    preprocessing = {"resize": 36, "crop": [32, 32], "mode": "RGB", "mean": [0.5, 0.25]}
+    add_task(made, 0, routing={"energy": torch.tensor([1.5, -2.25]), "count": torch.ones(1)})
+    add_task(made, 2, bank=1)
+    energy = {"count": torch.ones(1), "energy": torch.tensor([0.5, 2.0])}
+    add_task(made, 5, preprocessing=preprocessing, routing=energy)
+    add_task(made, 6, bank=2, isolated=True, memory=None)
+    folded = {
+        "norm.running_mean": constant(0.0, 12),
+        "norm.running_var": constant(1 - 1e-5, 12),
+    }
+    add_task(made, 7, preprocessing=preprocessing, **without(made, 7, folded))
+    add_task(made, 8, bank=NO_BANK, reference=made.subnet("task 5").number, **differences(made, 8))
+    last = made.subnet("task 8").number
+    add_task(made, 9, bank=NO_BANK, reference=last, **differences(made, 9))
+    norms = dict.fromkeys(n for n in network.running_stats)
+    add_task(made, 11, bank=0, reference=BASE, **(without(made, 11, norms)))
+    for name in ("task 0", "task 2", "task 8"):
+        made.remove(name)
+    return made
+
+
+def differences(made: SubnetStore, number: int) -> dict[str, Any]:
+    """A mask and own weights for all of it: what a task adds to the one it refers to."""
+    rng = np.random.default_rng(2000 + number)
+    mask = torch.from_numpy(rng.random(made.layout.num_blocks) < 0.1)
+    values = torch.from_numpy(rng.normal(size=made.layout.num_weights).astype(np.float32))
+    chosen = made.layout.expand(mask)
+    own = tuple(code(values[i:j][chosen[i:j]], 2) for i, j in made.layout.segments)
+    return {"packed_mask": PackedMask.of(mask), "own": own, "bits": 2}
+
+
+def without(
+    made: SubnetStore, number: int, absent: Mapping[str, CodebookTensor | None]
+) -> dict[str, Any]:
+    """Task-specific parameters of which some are constants, or the base's."""
+    classes = 3 if number % 2 else 2 + number % 3
+    rng = np.random.default_rng(3000 + number)
+    shapes = made.architecture.task_param_shapes(classes)
+    kept = {n: s for n, s in shapes.items() if absent.get(n, "") is not None}
+    return {
+        "task_params": {
+            n: absent.get(n) or code(torch.from_numpy(rng.random(int(np.prod(s)))).float(), 16)
+            for n, s in kept.items()
+        }
+    }
 
 
 def reference_store() -> SubnetStore:

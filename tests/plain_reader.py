@@ -1,17 +1,24 @@
-"""A second reader of format 1, written from docs/FORMAT.md alone: json, zlib, hashlib and numpy."""
+"""A second reader of formats 1 and 2, written from docs/FORMAT.md alone, in numpy."""
 
 from __future__ import annotations
 
 import json
 import math
 import zlib
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-KINDS = ("codes", "codebooks", "masks", "heads", "private", "memory")
+COMMON = {1: ("records", "constants"), 2: ("records", "constants", "base")}
+GROUPS = {  # the sections of an entry that have one hash together
+    1: {k: (k,) for k in ("codes", "codebooks", "masks", "heads", "private", "memory")},
+    2: {
+        "weights": ("codes", "codebooks", "masks"),
+        "task": ("heads", "task_params", "memory", "routing"),
+    },
+}
 GOLDEN, ALL = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
@@ -55,25 +62,26 @@ def read(path: Path) -> dict[str, dict[str, np.ndarray]]:
         if name != "__metadata__"
     }
     assert digest(blobs["index"], "index").hex() == config["index"]
-    sections = split(blobs, len(config["tasks"]))
-    return {
-        t["name"]: tensors
-        for t, tensors in zip(config["tasks"], tasks(config, sections), strict=True)
-    }
+    sections = split(blobs, len(config["tasks"]), config["format"])
+    found = zip(config["tasks"], tasks(config, sections), strict=True)
+    return {t["name"]: tensors for t, tensors in found if "name" in t}
 
 
 def digest(data: bytes, place: str) -> bytes:
     return blake2b(data, digest_size=8, person=place.encode()).digest()
 
 
-def split(blobs: dict[str, bytes], count: int) -> dict[tuple[str, int], bytes]:
+def split(blobs: dict[str, bytes], count: int, version: int) -> dict[tuple[str, int], bytes]:
     index, rest = Bytes(blobs["index"]), {k: Bytes(v) for k, v in blobs.items()}
-    order = [("records", 0), ("constants", 0)] + [(k, t) for t in range(count) for k in KINDS]
+    order = [(kind, 0, (kind,)) for kind in COMMON[version]]
+    order += [(g, t, kinds) for t in range(count) for g, kinds in GROUPS[version].items()]
     out = {}
-    for kind, task in order:
-        size = index.varint()
-        out[kind, task] = rest[kind].take(size) if size else b""
-        assert not size or digest(out[kind, task], f"{kind} {task}") == index.take(8)
+    for group, task, kinds in order:
+        for kind in kinds:
+            size = index.varint()
+            out[kind, task] = rest[kind].take(size) if size else b""
+        data = b"".join(out[kind, task] for kind in kinds)
+        assert not data or digest(data, f"{group} {task}") == index.take(8)
     assert not index.data
     return out
 
@@ -84,20 +92,27 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
     sizes = [math.prod(shape) for _, shape in shared]
     blocks = [block_ids(shape, config["block"]) for _, shape in shared]
     counts = [int(b[-1]) + 1 for b in blocks]
-    banks: dict[int, dict[str, Any]] = {}
-    for number, task in enumerate(config["tasks"]):
+    banks: dict[int | None, dict[str, Any]] = {}
+    base = read_base(config, sections)
+    decoded: dict[int | str, np.ndarray] = {}
+    if base:
+        decoded["base"] = np.concatenate([base[name].reshape(-1) for name, _ in shared])
+    number = -1
+    for place, task in enumerate(config["tasks"]):
+        number = task.get("number", number + 1)
         new_bank = {
             "masks": [],
             "owned": np.zeros(sum(counts), bool),
             "values": np.zeros(sum(sizes), "f4"),
         }
-        bank = banks.setdefault(task["bank"], new_bank)
+        bank = banks.setdefault(task.get("bank"), new_bank)
         names = [name for name, _ in shared]
-        place = (task["bank"], number, names, counts)
-        mask = read_mask(Bytes(sections["masks", number]), bank, place)
-        new = expand(mask & ~bank["owned"], blocks)
+        start = (task.get("bank"), number, names, counts)
+        mask = read_mask(Bytes(sections["masks", place]), bank, start)
+        owned = bank["owned"] if "bank" in task else np.zeros_like(mask)
+        new = expand(mask & ~owned, blocks)
         parts = [new] if task.get("codebooks") else np.split(new, np.cumsum(sizes)[:-1])
-        codes, books = Bytes(sections["codes", number]), Bytes(sections["codebooks", number])
+        codes, books = Bytes(sections["codes", place]), Bytes(sections["codebooks", place])
         if new.any():
             found = [read_values(codes, read_form(books), int(p.sum())) for p in parts]
             bank["values"][new] = np.concatenate(found)
@@ -105,22 +120,50 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         bank["masks"].append(mask)
         bank["owned"] |= mask
         flat = np.where(expand(mask, blocks), bank["values"], np.float32(0))
+        if "reference" in task:
+            other = decoded[task["reference"]]
+            flat = np.where(expand(mask, blocks), other + bank["values"], other)
+        decoded[number] = flat
         out = {
             name: part.reshape(shape)
             for (name, shape), part in zip(
                 shared, np.split(flat, np.cumsum(sizes)[:-1]), strict=True
             )
         }
-        yield out | private(config, task, sections, number)
+        yield out | private(config, task, sections, place, base) if "name" in task else out
 
 
-def private(config: dict[str, Any], task: dict[str, Any], sections: Any, number: int) -> Any:
-    head, other = Bytes(sections["heads", number]), Bytes(sections["private", number])
+def read_base(config: dict[str, Any], sections: Any) -> dict[str, np.ndarray]:
+    """The base's tensors by name, where the file has them."""
+    data, network = Bytes(sections.get(("base", 0), b"")), config["architecture"]
+    if not data.data:
+        return {}
+    own = [t for t in network["task_params"] if not t[1] or t[1][0] != 0]
+    specs = [*network["shared"], *own]
+    out = {n: data.floats(math.prod(shape), 1).reshape(shape) for n, shape, *_ in specs}
+    assert not data.data
+    sha = sha256()
+    for name, values in sorted(out.items()):
+        sha.update(name.encode() + values.tobytes())
+    assert sha.hexdigest() == config["base"]["sha256"]
+    return out
+
+
+def private(
+    config: dict[str, Any], task: dict[str, Any], sections: Any, place: int, base: dict[str, Any]
+) -> Any:
+    key = "private" if config["format"] == 1 else "task_params"
+    head, other = Bytes(sections["heads", place]), Bytes(sections[key, place])
     other.floats(2 * task.get("channels", 0), 1)
     classes = len(config["classes"][task["classes"]])
+    absent = {where: value for where, *value in task.get("absent", [])}
     out = {}
-    for name, shape, *_ in config["architecture"]["private"]:
+    for where, (name, shape, *_) in enumerate(config["architecture"][key]):
         shape = [classes, *shape[1:]] if shape and shape[0] == 0 else shape
+        if where in absent:
+            value = absent[where]
+            out[name] = np.full(shape, value[0], np.float32) if value else base[name]
+            continue
         data = head if name.startswith(config["architecture"]["head"] + ".") else other
         out[name] = read_values(data, read_form(data), math.prod(shape)).reshape(shape)
     assert not head.data and not other.data

@@ -119,7 +119,7 @@ def test_one_task_alone_decodes_nothing_private_of_others(
 
     monkeypatch.setattr(artifact.ModelFile, "section", spy)
     SubnetStore.load(tmp_path, task="task 3")
-    assert {n for kind, n in read if kind in ("heads", "private", "memory")} == {3}
+    assert {n for kind, n in read if kind in ("heads", "task_params", "memory")} == {3}
     assert 2 not in {n for kind, n in read if kind in ("masks", "codes")}  # another bank
 
 
@@ -132,9 +132,9 @@ def test_masks_nobody_needs_are_not_kept(tmp_path: Path) -> None:
         plan = ReadPlan(file, artifact.read_contents(file).manifest, name)
     held: set[int] = set()
     most = 0
-    for number in plan.numbers:
-        held.add(plan.members[number])
-        held -= set(plan.done_with(number))
+    for place in plan.places:
+        held.add(plan.members[place])
+        held -= set(plan.done_with(place))
         most = max(most, len(held))
     assert not held and most < len(store.tasks)
     assert SubnetStore.load(tmp_path, task=name).digest(name) == store.digest(name)
@@ -295,8 +295,7 @@ def test_the_ledger_adds_up_to_the_file(tmp_path: Path) -> None:
         with artifact.ModelFile(artifact.model_path(tmp_path / kind)) as file:
             for number, name in enumerate(store.tasks):
                 for part in artifact.container.KINDS:
-                    line = "task_params" if part == "private" else part
-                    assert getattr(ledger.tasks[name], line) == 8 * file.size(part, number)
+                    assert getattr(ledger.tasks[name], part) == 8 * file.size(part, number)
     assert ledger.common.task_params == 8 * 6 * 4  # the constant buffer
 
 
@@ -305,7 +304,6 @@ def test_ten_permutations_take_little_metadata() -> None:
     record = {"network": "mlp", "settings": {}, "head": "fc"}
     empty = TinySubNets(Architecture(net, rebuild=record))
     for number in range(10):
-        numbers = {f"permutation-{i}": 25.123 + i for i in range(number)}
         reason = f"nearest is 'permutation-{number}' at 25.12 >= 3, but all 2 banks are open"
         models.add_task(
             empty.store,
@@ -319,7 +317,7 @@ def test_ten_permutations_take_little_metadata() -> None:
                 for n, s in empty.architecture.task_param_shapes(10).items()
             },
             normalization=models.Normalization((33.318447,), (78.567444,)),
-            decision=models.BankDecision(min(number, 1), reason, numbers, None),
+            decision=models.BankDecision(min(number, 1), reason, None),
             owned_before_pruning=0.123456789012345,
             valid_accuracy=0.9716666666666667,
         )
@@ -332,7 +330,7 @@ def test_a_folder_tells_people_what_it_holds(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     assert [t["name"] for t in config["tasks"]] == list(store.tasks)
     assert config["architecture"]["rebuild"]["network"] == "mlp"
-    assert config["format"] == 1 and config["seed"] == 7
+    assert config["format"] == 2 and config["seed"] == 7
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: tinysubnets")
     assert "| task 1 | cat, dog, emu | 0 | 3 |" in card and "51.56 %" in card
@@ -349,8 +347,8 @@ def test_any_safetensors_reader_opens_it(tmp_path: Path) -> None:
         names = set(file.keys())
         metadata = file.metadata()
         sizes = sum(file.get_tensor(n).size for n in names)
-    assert names == {"index", "records", *artifact.container.KINDS}
-    assert json.loads(metadata["tinysubnets"])["format"] == 1
+    assert names == {"index", "records", *artifact.container.KINDS} - {"routing"}
+    assert json.loads(metadata["tinysubnets"])["format"] == 2
     header = int.from_bytes(path.read_bytes()[:8], "little")
     assert 8 + header + sizes == path.stat().st_size
 

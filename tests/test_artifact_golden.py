@@ -1,4 +1,4 @@
-"""The golden files of format 1 stay readable for ever, and mean what they meant."""
+"""The golden files of every format stay readable for ever, and mean what they meant."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import models
 import plain_reader
+from tinysubnets.format import ModelFile, inspect
 from tinysubnets.model.store import SubnetStore
 
 GOLDEN = Path(__file__).parent / "golden"
-EXPECTED = json.loads((GOLDEN / "format1.json").read_text())
+EXPECTED = {
+    f"{version}-{name}": expected
+    for version in ("format1", "format2")
+    for name, expected in json.loads((GOLDEN / f"{version}.json").read_text()).items()
+}
+
+
+def network(name: str) -> nn.Module | None:
+    """The network of a golden model, where it is not one of the package."""
+    return models.own_network() if name.endswith(("own", "whole")) else None
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_files_read_as_ever(name: str) -> None:
-    net = models.own_network() if name == "own" else None
-    path, expected = GOLDEN / f"format1-{name}.safetensors", EXPECTED[name]
+    net = network(name)
+    path, expected = GOLDEN / f"{name}.safetensors", EXPECTED[name]
     store = SubnetStore.load(path, net)
     assert {task: store.digest(task) for task in store.tasks} == expected["tasks"]
     subnets = list(store.subnets.values())
@@ -27,20 +38,55 @@ def test_golden_files_read_as_ever(name: str) -> None:
     assert [list(s.classes) for s in subnets] == expected["classes"]
     assert [s.bank for s in subnets] == expected["banks"]
     assert path.stat().st_size == expected["file_bytes"]
+    assert inspect(path)["ledger"]["file_bytes"] == expected["file_bytes"]
     for task in store.tasks:
         alone = SubnetStore.load(path, net, task=task)
         assert alone.digest(task) == expected["tasks"][task]
+    if name.startswith("format1"):
+        assert [s.number for s in subnets] == list(range(len(subnets)))
+        return
+    assert [s.number for s in store.entries()] == expected["numbers"]
+    assert len(store.banks) == expected["num_banks"]
+    assert [s.name for s in subnets if s.isolated] == expected["isolated"]
+    assert [s.preprocessing for s in subnets] == expected["preprocessing"]
+    routing = [{n: v.tolist() for n, v in s.routing.items()} for s in subnets]
+    assert routing == expected["routing"]
+
+
+@pytest.mark.parametrize("name", [n for n in EXPECTED if n.startswith("format1")])
+def test_models_of_format_1_are_saved_as_format_2(name: str, tmp_path: Path) -> None:
+    net, expected = network(name), EXPECTED[name]
+    path = SubnetStore.load(GOLDEN / f"{name}.safetensors", net).save(tmp_path)
+    with ModelFile(path) as file:
+        assert file.version == 2
+    store = SubnetStore.load(path, net)
+    assert {task: store.digest(task) for task in store.tasks} == expected["tasks"]
 
 
 def test_golden_files_hold_every_kind_of_reference() -> None:
-    kinds = {min(r, 4) for e in EXPECTED.values() for r in e["references"]}
-    assert kinds == {0, 1, 2, 3, 4}
+    for version in ("format1", "format2"):
+        found = [e["references"] for name, e in EXPECTED.items() if name.startswith(version)]
+        assert {min(r, 4) for references in found for r in references} == {0, 1, 2, 3, 4}
+
+
+def test_a_golden_file_holds_what_a_life_leaves_behind() -> None:
+    with ModelFile(GOLDEN / "format2-whole.safetensors") as file:
+        config, tasks = file.config, file.config["tasks"]
+        sizes = {kind: file.size(kind) for kind in file.scheme.common}
+        routing = sum(file.size("routing", i) for i in range(file.num_tasks))
+    assert any("name" not in t for t in tasks)
+    assert set(range(config["banks"])) - {t.get("bank") for t in tasks}  # an empty one
+    for key in ("isolated", "absent", "preprocessing", "reference", "number"):
+        assert any(key in t for t in tasks), key
+    assert any("reference" in t and "bank" not in t for t in tasks)
+    assert {"base"} <= {t.get("reference") for t in tasks}
+    assert routing and sizes["base"] and config["next"] > len(tasks)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_reader_written_from_the_specification_agrees(name: str) -> None:
-    path = GOLDEN / f"format1-{name}.safetensors"
-    store = SubnetStore.load(path, models.own_network() if name == "own" else None)
+    path = GOLDEN / f"{name}.safetensors"
+    store = SubnetStore.load(path, network(name))
     found = plain_reader.read(path)
     assert list(found) == list(store.tasks)
     for task in store.tasks:

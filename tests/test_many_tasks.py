@@ -109,7 +109,7 @@ def test_statistics_of_kept_samples_are_computed_once(monkeypatch: pytest.Monkey
         asked.append(id(samples))
         return real(samples, **rest)
 
-    monkeypatch.setattr("tinysubnets.method.banks.summarise", counted)
+    monkeypatch.setattr("tinysubnets.tasks.divergence.summarise", counted)
     learner = tiny_learner(memory="samples", max_banks=2)
     learn_all(learner, range(5))
     assert len(asked) == len(set(asked)) == 5

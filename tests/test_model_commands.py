@@ -414,3 +414,73 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0
+
+
+def learned(model: Path, task: str, data: Path, *more: str) -> int:
+    """The exit status of learning a task for an epoch."""
+    command = ["learn", str(model), "--task", task, "--data", str(data), "--device", "cpu"]
+    return main([*command, "--set", "epochs=1", *more])
+
+
+def test_tasks_are_renamed_and_removed(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_folder(tmp_path / "data")
+    assert learned(model, "second", data, "--set", "threshold=1000") == 0
+    assert learned(model, "alone", data, "--isolated") == 0
+    before = SubnetStore.load(model)
+    assert before.subnet("alone").isolated and before.subnet("alone").bank == 1
+    assert main(["rename", str(model), "left", "right"]) == 0
+    assert main(["rename", str(model), "left", "right"]) == 2
+    assert "unknown task 'left'" in capsys.readouterr().err
+    assert main(["remove", str(model), "--task", "right"]) == 0
+    text = capsys.readouterr().out
+    after = SubnetStore.load(model)
+    assert after.tasks == ("second", "alone")
+    assert all(after.digest(t) == before.digest(t) for t in after.tasks)
+    assert "stay without a name, used by second" in text
+    assert main(["inspect", str(model)]) == 0
+    assert "weights of removed tasks in use" in capsys.readouterr().out
+
+
+def test_exact_removal_asks_before_later_tasks_go(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_folder(tmp_path / "data")
+    assert learned(model, "alone", data, "--isolated") == 0
+    assert learned(model, "second", data) == 0
+    file = model / artifact.FILE_NAME
+    whole, command = file.read_bytes(), ["remove", str(model), "--task", "left", "--exact"]
+    assert main(command) == 2  # nobody to ask
+    seen = capsys.readouterr()
+    assert "removed with it: second" in seen.out and "--yes" in seen.err
+    assert file.read_bytes() == whole
+    assert main([*command, "--yes"]) == 0
+    assert "nothing in the model depends on its data" in capsys.readouterr().out
+    assert SubnetStore.load(model).tasks == ("alone",)
+
+
+def test_learn_replaces_a_task_where_the_new_version_is_better(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_folder(tmp_path / "data")
+    assert learned(model, "second", data) == 0
+    inputs, labels = pictures(80)
+    turned = np.where(labels == "dark", "bright", "dark")
+    np.savez(tmp_path / "turned.npz", inputs=inputs, labels=turned)
+    before = SubnetStore.load(model)
+    assert learned(model, "nobody", tmp_path / "turned.npz", "--replace") == 2
+    capsys.readouterr()
+    more = ["--set", "epochs=8"]
+    assert learned(model, "left", tmp_path / "turned.npz", "--replace", *more) == 0
+    text, after = capsys.readouterr().out, SubnetStore.load(model)
+    assert "the old version of 'left' removed" in text
+    assert sorted(after.tasks) == ["left", "second"]
+    assert after.digest("second") == before.digest("second")
+    assert after.digest("left") != before.digest("left")
+    assert after.subnet("left").number == 2 and after.next_number == 3
+    whole = (model / artifact.FILE_NAME).read_bytes()
+    worse = ["--set", "lr=1e-9", "--set", "training.min_lr=1e-10"]
+    assert learned(model, "left", tmp_path / "turned.npz", "--replace", *worse) == 0
+    assert "the old one stays" in capsys.readouterr().out
+    assert (model / artifact.FILE_NAME).read_bytes() == whole

@@ -1,10 +1,13 @@
-"""Make the golden files of format 1, once: they stay readable for ever and are never made again.
+"""Make the golden files of format 2, once: they stay readable for ever and are never made again.
+
+Those of format 1 were made in the same way by the version that wrote it.
 
     python tests/golden/make.py
 
 Every kind of section is in them: packed and Huffman-coded codes, values in float16 and float32, one
 codebook per layer and per task, masks against nothing, owned sets, scores and earlier masks, block
-masks, statistics, histograms, samples, long normalizations, constant buffers.
+masks, statistics, histograms, samples, long normalizations, constant buffers, a nameless owner, an
+empty bank, an isolated task, tensors without bytes, preprocessing, routing, differences, a base.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ MODELS = {
     "own": lambda: models.store("own", 5),
     "blocks": lambda: models.store("named", 5, 4),
     "references": models.reference_store,
+    "whole": models.whole_store,
 }
 
 
@@ -36,6 +40,11 @@ def expected(store: SubnetStore) -> dict[str, object]:
         "references": [s.coded_mask.reference for s in store.subnets.values() if s.coded_mask],
         "classes": [list(s.classes) for s in store.subnets.values()],
         "banks": [s.bank for s in store.subnets.values()],
+        "numbers": [s.number for s in store.entries()],
+        "num_banks": len(store.banks),
+        "isolated": [s.name for s in store.subnets.values() if s.isolated],
+        "preprocessing": [s.preprocessing for s in store.subnets.values()],
+        "routing": [{n: v.tolist() for n, v in s.routing.items()} for s in store.subnets.values()],
         "file_bytes": store.ledger().file_bytes,
     }
 
@@ -44,14 +53,14 @@ def main() -> None:
     """Write the files and what is expected of them."""
     digests = {}
     for name, make in MODELS.items():
-        target = HERE / f"format1-{name}.safetensors"
+        target = HERE / f"format2-{name}.safetensors"
         if target.exists():
             raise SystemExit(f"{target} exists; golden files are never replaced.")
         store = make()
         with tempfile.TemporaryDirectory() as folder:
             shutil.copyfile(store.save(folder), target)
         digests[name] = expected(store)
-    (HERE / "format1.json").write_text(json.dumps(digests, indent=1) + "\n")
+    (HERE / "format2.json").write_text(json.dumps(digests, indent=1) + "\n")
 
 
 if __name__ == "__main__":

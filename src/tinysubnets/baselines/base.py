@@ -40,7 +40,7 @@ from tinysubnets.errors import (
     unknown,
 )
 from tinysubnets.files import atomic_write, lock
-from tinysubnets.format.container import FILE_NAME, KEY, model_path
+from tinysubnets.format.container import FILE_NAME, KEY, VERSION, model_path
 from tinysubnets.format.folder import write_beside
 from tinysubnets.format.header import architecture_table, manifest_of
 from tinysubnets.format.rebuild import architecture_for
@@ -668,8 +668,9 @@ def _recorded_architecture(
 ) -> Architecture:
     """The network of a saved model: rebuilt by name, or given again and compared with it."""
     if "architecture" in numbers:
-        table = {"architecture": numbers["architecture"], "classes": [], "tasks": [], "block": 1}
+        empty = {"format": VERSION, "classes": [], "tasks": [], "block": 1, "next": 0, "banks": 0}
         size = sum(t.nbytes for t in tensors.values())
+        table = empty | {"architecture": numbers["architecture"]}
         manifest = manifest_of(table, file_bytes=size)
         constants = {n[len(CONSTANTS) :]: t for n, t in tensors.items() if n.startswith(CONSTANTS)}
         return architecture_for(manifest, constants, net)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from tinysubnets.method.base import Learner
+    from tinysubnets.method.base import Learner, TaskTrainer
+    from tinysubnets.model.removal import Removal
     from tinysubnets.model.store import SubnetStore
     from tinysubnets.tasks.task import Task
 
@@ -28,7 +29,7 @@ BAR_WIDTH = 24
 LINE_END = "\n"
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
-PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata")
+PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing", "metadata")
 _MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
 
 
@@ -74,6 +75,8 @@ def add_parsers(subparsers: Any) -> None:
     add_net(command(subparsers, "verify", damage, _verify))
     _add_predict(subparsers)
     _add_learn(subparsers)
+    _add_rename(subparsers)
+    _add_remove(subparsers)
     _add_export(subparsers)
 
 
@@ -100,8 +103,38 @@ def _add_learn(subparsers: Any) -> None:
         metavar="KEY=VALUE",
         help="another value of a setting, as epochs=5 or density=0.2; may be repeated",
     )
+    learn.add_argument(
+        "--replace",
+        action="store_true",
+        help="learn a task of the model anew, and keep the new version if it is better on --data",
+    )
+    learn.add_argument(
+        "--isolated",
+        action="store_true",
+        help="give the task a bank for itself, so that it can be removed exactly at any time",
+    )
     learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     add_net(learn)
+
+
+def _add_rename(subparsers: Any) -> None:
+    rename = command(subparsers, "rename", "give a task another name", _rename)
+    rename.add_argument("old", metavar="OLD", help="the task's name")
+    rename.add_argument("new", metavar="NEW", help="what it is to be called")
+    add_net(rename)
+
+
+def _add_remove(subparsers: Any) -> None:
+    remove = command(subparsers, "remove", "take a task away; all others stay as they are", _remove)
+    add_task(remove)
+    remove.add_argument(
+        "--exact",
+        action="store_true",
+        help="leave nothing that depends on the task's data: later tasks go too, unless the task "
+        "or they are isolated",
+    )
+    remove.add_argument("--yes", action="store_true", help="do not ask before later tasks go")
+    add_net(remove)
 
 
 def _add_export(subparsers: Any) -> None:
@@ -181,8 +214,8 @@ def _read_inputs(store: SubnetStore, task: str, files: list[str]) -> tuple[list[
 def _learn(options: argparse.Namespace) -> int:
     from tinysubnets.datasets.user_files import read_task
     from tinysubnets.experiments import methods
-    from tinysubnets.format import model_path
     from tinysubnets.method.base import check_name
+    from tinysubnets.method.learner import TinySubNets
 
     made_by = methods.made_by(options.model)
     overrides = [_placed(a, str(made_by)) for a in options.assignments]
@@ -194,26 +227,34 @@ def _learn(options: argparse.Namespace) -> int:
             f"this model was made by {made_by}, a baseline with one dense network; `tsn learn` "
             "adds tasks to models of subnets. From Python its learner goes on by resume(folder)."
         )
-    # Both before data are decoded and anything is learned in vain.
-    check_name(options.task, learner.tasks)
-    file = model_path(options.model)
-    if not os.access(file.parent, os.W_OK):
-        raise ArtifactError(f"cannot write to {file.parent}; learn in a copy of it.")
+    # All before data are decoded and anything is learned in vain.
+    if options.replace:
+        learner.store.subnet(options.task)
+    else:
+        check_name(options.task, learner.tasks)
+    isolated = options.isolated or (options.replace and learner.store.subnet(options.task).isolated)
+    if isolated and not isinstance(learner, TinySubNets):
+        raise MismatchError(f"--isolated: {made_by} keeps all tasks in the same banks.")
+    file = _writable(options.model)
     before = file.stat().st_size
     samples = [s.sample for s in learner.store.subnets.values()]
+    if options.replace:
+        samples.append(learner.store.subnet(options.task).sample)
     task = read_task(options.task, options.data, samples, learner.settings.seed)
     shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
     print(
         f"{for_terminal(task.name)}: {len(task.train)} training and {len(task.valid)} validation "
         f"samples of {shape}, {task.num_classes} classes"
     )
-    _train(learner, task)
-    try:
-        path = learner.save(file.parent)
-    except OSError as error:
-        raise ArtifactError(
-            f"the model was not saved, the old one is as it was: {error.strerror}."
-        ) from error
+    if options.replace:
+        kept = _replace(learner, learner.store, task, isolated)
+    else:
+        _train(learner, task, isolated)
+        kept = True
+    if not kept:
+        print(f"{file}: as it was")
+        return 0
+    path = _save(learner.store, file)
     report, after = learner.reports[task.name], path.stat().st_size
     print(
         f"validation accuracy {100 * report.valid_accuracy:.2f} %; bank {report.bank} "
@@ -221,6 +262,106 @@ def _learn(options: argparse.Namespace) -> int:
         f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})"
     )
     return 0
+
+
+def _replace(learner: Learner, store: SubnetStore, task: Task, isolated: bool) -> bool:
+    """Learn a task's new version beside the old one, and keep the better; whether it is the new.
+
+    Both are measured on the new validation data by the classes' own labels.
+    """
+    import numpy as np
+
+    from tinysubnets.errors import TaskError
+    from tinysubnets.tasks.checks import MAX_NAME
+
+    old = f"{task.name[: MAX_NAME // 2]} (before)"
+    while old in store.tasks:
+        old += "'"
+    store.rename(task.name, old)
+    _train(learner, task, isolated)
+    inputs = task.valid.inputs()
+    labels = np.array(task.classes)[task.valid.labels.numpy()]
+    accuracies = []
+    for name in (old, task.name):
+        try:
+            right = store.predict(name, inputs).astype(str) == labels.astype(str)
+        except TaskError:
+            right = np.zeros(1)  # the old version cannot take such inputs
+        accuracies.append(float(right.mean()))
+    before, after = accuracies
+    print(f"on the new validation data: {100 * before:.2f} % before, {100 * after:.2f} % now")
+    if after <= before:
+        print("the new version is not better, so the old one stays")
+        return False
+    print(_told(store.remove(old), f"the old version of {for_terminal(task.name)!r}"))
+    return True
+
+
+def _rename(options: argparse.Namespace) -> int:
+    from tinysubnets.model.store import SubnetStore
+
+    file = _writable(options.model)
+    store = SubnetStore.load(options.model, own_network(options))
+    store.rename(options.old, options.new)
+    old, new = for_terminal(options.old), for_terminal(options.new)
+    print(f"{_save(store, file)}: {old!r} is now called {new!r}")
+    return 0
+
+
+def _remove(options: argparse.Namespace) -> int:
+    from tinysubnets.model.store import SubnetStore
+
+    file = _writable(options.model)
+    before = file.stat().st_size
+    store = SubnetStore.load(options.model, own_network(options))
+    later = store.learned_beside(options.task) if options.exact else ()
+    if later:
+        names = ", ".join(map(for_terminal, later))
+        print(f"learned after {for_terminal(options.task)!r} and removed with it: {names}")
+        if not options.yes and not _agreed(len(later)):
+            raise SettingError("nothing was removed; give --yes to remove them too.")
+    removal = store.remove(options.task, exact=options.exact)
+    after = _save(store, file).stat().st_size
+    print(_told(removal, ", ".join(repr(for_terminal(n)) for n in removal.names)))
+    print(f"{file}: {before:,} -> {after:,} bytes")
+    return 0
+
+
+def _told(removal: Removal, what: str) -> str:
+    """What a removal did, in words."""
+    text = f"{what} removed; {removal.freed:,} of its own weights are free again"
+    if removal.kept:
+        text += f", {removal.kept:,} stay without a name, used by "
+        text += ", ".join(map(for_terminal, removal.used_by))
+    if removal.exact:
+        text += "; nothing in the model depends on its data"
+    return text
+
+
+def _agreed(count: int) -> bool:
+    """Whether the user says yes; never where nobody can be asked."""
+    if not sys.stdin.isatty():
+        return False
+    return input(f"remove these {count} tasks too? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _writable(model: str) -> Path:
+    """The model file, in a folder that can be written to."""
+    from tinysubnets.format import model_path
+
+    file = model_path(model)
+    if file.exists() and not os.access(file.parent, os.W_OK):
+        raise ArtifactError(f"cannot write to {file.parent}; work on a copy of it.")
+    return file
+
+
+def _save(store: SubnetStore, file: Path) -> Path:
+    try:
+        return store.save(file.parent)
+    except OSError as error:
+        raise ArtifactError(
+            f"the model was not saved, the old one is as it was: {error.strerror}."
+        ) from error
 
 
 def _placed(assignment: str, method: str) -> str:
@@ -245,9 +386,15 @@ def _placed(assignment: str, method: str) -> str:
     return f"{tables[key]}.{assignment}"
 
 
-def _train(learner: Learner, task: Task) -> None:
+def _train(learner: Learner, task: Task, isolated: bool) -> None:
     """Learn a task with a line of progress: on a terminal in place, elsewhere one now and then."""
-    trainer = learner.begin(task)
+    from tinysubnets.method.learner import TinySubNets
+
+    trainer: TaskTrainer
+    if isolated and isinstance(learner, TinySubNets):
+        trainer = learner.begin(task, isolated=True)
+    else:
+        trainer = learner.begin(task)
     live = sys.stdout.isatty()
     while not trainer.finished:
         report = trainer.epoch()
@@ -359,7 +506,11 @@ def show_model(found: Mapping[str, Any]) -> None:
         f"the paper's seven-task Huffman code, {masks['raw_bytes']:,} raw"
     )
     for number, bank in enumerate(found["banks"]):
-        print(f"bank {number}: {len(bank['tasks'])} tasks, {_percent(bank['free_share'])} free")
+        left = bank["nameless_weights"]
+        kept = f", {left:,} weights of removed tasks in use" if left else ""
+        print(
+            f"bank {number}: {len(bank['tasks'])} tasks, {_percent(bank['free_share'])} free{kept}"
+        )
     if room["bytes_per_task"] is not None:
         print(_room(room, found["free_share"]))
 

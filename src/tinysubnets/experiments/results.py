@@ -96,10 +96,8 @@ def divergence(store: SubnetStore, names: Sequence[str]) -> dict[str, Any] | Non
     decisions = {n: d for n, d in found.items() if d is not None}
     if not decisions:
         return None
-    matrix = [
-        [decisions[row].divergences.get(column) if row in decisions else None for column in names]
-        for row in names
-    ]
+    distances = {n: store.divergences(n) for n in decisions}
+    matrix = [[distances.get(row, {}).get(column) for column in names] for row in names]
     settings = store.settings.get("tsn")
     return {
         "threshold": settings.get("threshold") if isinstance(settings, dict) else None,

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,14 +22,53 @@ from tinysubnets.errors import ArtifactError, DamageError, FormatError
 from tinysubnets.format import limits
 
 FILE_NAME = "model.safetensors"
-VERSION = 1
-KINDS = ("codes", "codebooks", "masks", "heads", "private", "memory")  # sections of each task
-COMMON = ("records", "constants")  # sections that belong to no single task
+VERSION = 2
+KINDS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing")  # of a task
+COMMON = ("records", "constants", "base")  # sections that belong to no single task
 MAX_HEADER_BYTES = 1 << 24
 HASH_BYTES = 8
 KEY, HASH_KEY = "tinysubnets", "blake2b"
 
 Sections = Mapping[str, Sequence[bytes]]  # by kind: one per task, or a single one where common
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a version of the format divides a file.
+
+    - `common`, `kinds`: the sections that belong to no single task, and those of each entry.
+    - `groups`: the kinds of an entry that have one hash together, by the name of their place.
+    """
+
+    common: tuple[str, ...]
+    kinds: tuple[str, ...]
+    groups: Mapping[str, tuple[str, ...]]
+
+    @property
+    def task_params(self) -> str:
+        """What the section of task-specific parameters is called."""
+        return self.kinds[4]
+
+    def group_of(self, kind: str) -> str:
+        """The group that a kind of section belongs to."""
+        return next(name for name, kinds in self.groups.items() if kind in kinds)
+
+    def index_bytes(self, sizes: Mapping[str, int]) -> int:
+        """What the sections of one entry take in the index, given their lengths."""
+        hashes = sum(any(sizes[kind] for kind in kinds) for kinds in self.groups.values())
+        return sum(map(varint_bytes, sizes.values())) + HASH_BYTES * hashes
+
+
+_FIRST_KINDS = ("codes", "codebooks", "masks", "heads", "private", "memory")
+SCHEMES = {
+    1: Scheme(("records", "constants"), _FIRST_KINDS, {kind: (kind,) for kind in _FIRST_KINDS}),
+    2: Scheme(COMMON, KINDS, {"weights": KINDS[:3], "task": KINDS[3:]}),
+}
+
+
+def varint_bytes(value: int) -> int:
+    """How many bytes a varint takes."""
+    return max(1, -(-value.bit_length() // 7))
 
 
 def digest(data: bytes, place: str) -> bytes:
@@ -60,19 +101,19 @@ def _refuse(name: str) -> None:
     raise ValueError(name)
 
 
-def places(num_tasks: int) -> Iterator[tuple[str, int]]:
-    """The kind and task number of every section, in the order of the index."""
-    yield from ((kind, 0) for kind in COMMON)
-    yield from ((kind, task) for task in range(num_tasks) for kind in KINDS)
-
-
-def index_of(sections: Sections, num_tasks: int) -> bytes:
-    """The index: for each section its length and, unless it is empty, its hash."""
-    out = Writer()
-    for kind, task in places(num_tasks):
-        data = sections[kind][task]
+def index_of(sections: Sections, num_tasks: int, version: int = VERSION) -> bytes:
+    """The index: the lengths of all sections, and the hash of each group that is not empty."""
+    scheme, out = SCHEMES[version], Writer()
+    for kind in scheme.common:
+        data = sections[kind][0]
         out.varint(len(data))
-        out.raw(digest(data, f"{kind} {task}") if data else b"")
+        out.raw(digest(data, f"{kind} 0") if data else b"")
+    for task in range(num_tasks):
+        for name, kinds in scheme.groups.items():
+            for kind in kinds:
+                out.varint(len(sections[kind][task]))
+            data = b"".join(sections[kind][task] for kind in kinds)
+            out.raw(digest(data, f"{name} {task}") if data else b"")
     return out.bytes()
 
 
@@ -81,8 +122,8 @@ def header_of(config: Mapping[str, Any], sizes: Mapping[str, int]) -> bytes:
     text = canonical(config)
     value = digest(text.encode(), "config").hex()
     table: dict[str, Any] = {"__metadata__": {HASH_KEY: value, KEY: text}}
-    start = 0
-    for name in ("index", *COMMON, *KINDS):
+    start, scheme = 0, SCHEMES[config["format"]]
+    for name in ("index", *scheme.common, *scheme.kinds):
         if sizes[name]:
             stop = start + sizes[name]
             table[name] = {"dtype": "U8", "shape": [sizes[name]], "data_offsets": [start, stop]}
@@ -99,11 +140,13 @@ def header_of(config: Mapping[str, Any], sizes: Mapping[str, int]) -> bytes:
 
 def assemble(config: Mapping[str, Any], sections: Sections, num_tasks: int) -> list[bytes]:
     """The parts of the whole file in order; the config gets the index's hash."""
-    index = index_of(sections, num_tasks)
+    scheme = SCHEMES[config["format"]]
+    index = index_of(sections, num_tasks, config["format"])
     full = dict(config, index=digest(index, "index").hex())
     sizes = {kind: sum(map(len, parts)) for kind, parts in sections.items()}
     header = header_of(full, sizes | {"index": len(index)})
-    return [header, index, *(part for kind in (*COMMON, *KINDS) for part in sections[kind])]
+    order = (*scheme.common, *scheme.kinds)
+    return [header, index, *(part for kind in order for part in sections[kind])]
 
 
 class ModelFile:
@@ -111,6 +154,8 @@ class ModelFile:
 
     def __init__(self, source: Path | BinaryIO) -> None:
         self._file = _open(source) if isinstance(source, Path) else source
+        # The sections read last: those of one entry that have a hash together.
+        self._group: tuple[tuple[str, int], dict[str, bytes]] = (("", 0), {})
         try:
             self.header_bytes, self.config, sizes, self.identity = _read_header(self._file)
             self._index(sizes)
@@ -126,16 +171,21 @@ class ModelFile:
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks the file holds."""
+        """How many entries the file holds: its tasks, and weights without a name."""
         return len(self.config["tasks"])
+
+    @property
+    def version(self) -> int:
+        """The version of its format."""
+        return int(self.config["format"])
 
     def place(self, kind: str, task: int = 0) -> tuple[int, int]:
         """Where a section begins in the file, and its length, in bytes."""
-        return self._table[kind, task][:2]
+        return self._starts[kind][task], self._sizes[kind][task]
 
     def size(self, kind: str, task: int = 0) -> int:
-        """The length of a section in bytes."""
-        return self.place(kind, task)[1]
+        """The length of a section in bytes; 0 for a kind that the file's version does not have."""
+        return self._sizes[kind][task] if kind in self._sizes else 0
 
     def peek(self, kind: str, task: int, count: int) -> bytes:
         """The first bytes of a section, unchecked; for planning only."""
@@ -144,35 +194,73 @@ class ModelFile:
         return self._file.read(min(count, size))
 
     def section(self, kind: str, task: int = 0) -> bytes:
-        """The bytes of a section, read and checked."""
-        start, size, expected = self._table[kind, task]
-        self._file.seek(start)
-        data = self._file.read(size)
-        if len(data) != size or (size and digest(data, f"{kind} {task}") != expected):
-            where = f"the {kind}" if kind in COMMON else f"the {kind} of task {task}"
-            raise DamageError(f"{where}, {size} bytes at {start}, have been altered.")
-        return data
+        """The bytes of a section, read and checked with all that have one hash with it."""
+        if kind not in self._sizes:
+            return b""
+        is_common = kind in self.scheme.common
+        group = kind if is_common else self.scheme.group_of(kind)
+        kinds = (kind,) if is_common else self.scheme.groups[group]
+        if self._group[0] != (group, task):
+            self._group = ((group, task), self._read_group(group, kinds, task))
+        return self._group[1][kind]
+
+    def _read_group(self, group: str, kinds: tuple[str, ...], task: int) -> dict[str, bytes]:
+        found, places = {}, {kind: self.place(kind, task) for kind in kinds}
+        for kind, (start, size) in places.items():
+            self._file.seek(start)
+            found[kind] = self._file.read(size)
+        data = b"".join(found.values())
+        size = sum(size for _, size in places.values())
+        if len(data) != size or (
+            data and digest(data, f"{group} {task}") != self._hash(group, task)
+        ):
+            filled = [kind for kind in kinds if places[kind][1]]
+            named = f"the {' or '.join(filled)}"
+            where = named if group in self.scheme.common else f"{named} of task {task}"
+            start = places[filled[0]][0]
+            raise DamageError(f"{where}, {size} bytes from {start} on, have been altered.")
+        return found
+
+    def _hash(self, group: str, task: int) -> bytes:
+        """The hash of a group of sections that are not all empty."""
+        start = self._hashes[group][task]
+        return self._index_data[start : start + HASH_BYTES]
 
     def _index(self, sizes: Mapping[str, int]) -> None:
         """Where each section stands, from the index and checked against the header's sizes."""
         data = self._file.read(sizes["index"])
         if digest(data, "index").hex() != self.config["index"]:
             raise DamageError("the index of sections has been altered.")
-        reader = Reader(data, "the index")
-        start = self.header_bytes + sizes["index"]
-        ends, base = {}, start
-        for kind in (*COMMON, *KINDS):
-            ends[kind] = (base, base + sizes[kind])
+        self.scheme = scheme = SCHEMES[self.version]
+        self._index_data, reader = data, Reader(data, "the index")
+        base, cursor, ends = self.header_bytes + sizes["index"], {}, {}
+        for kind in (*scheme.common, *scheme.kinds):
+            cursor[kind], ends[kind] = base, base + sizes[kind]
             base += sizes[kind]
-        cursor = {kind: first for kind, (first, _) in ends.items()}
-        self._table: dict[tuple[str, int], tuple[int, int, bytes]] = {}
-        for kind, task in places(self.num_tasks):
-            size = reader.varint(ends[kind][1] - cursor[kind])
-            value = reader.raw(HASH_BYTES) if size else b""
-            self._table[kind, task] = (cursor[kind], size, value)
-            cursor[kind] += size
+        # Plain numbers, by kind and group and then by entry: an entry takes a few bytes of the
+        # index, and must not take many times that here. A hash is kept by its place in the index.
+        self._starts, self._sizes = ({kind: array("q") for kind in ends} for _ in range(2))
+        self._hashes = {group: array("q") for group in (*scheme.common, *scheme.groups)}
+
+        def read(group: str, kinds: Iterable[str]) -> None:
+            filled = False
+            for kind in kinds:
+                size = reader.varint(ends[kind] - cursor[kind])
+                self._starts[kind].append(cursor[kind])
+                self._sizes[kind].append(size)
+                cursor[kind] += size
+                filled |= size > 0
+            self._hashes[group].append(reader.position)
+            if filled:
+                reader.raw(HASH_BYTES)
+
+        for kind in scheme.common:
+            read(kind, (kind,))
+        for _ in range(self.num_tasks):
+            for group, kinds in scheme.groups.items():
+                read(group, kinds)
         reader.done()
-        if any(cursor[kind] != end for kind, (_, end) in ends.items()):
+        if cursor != ends:
             raise DamageError("the index does not cover all sections.")
         self.file_bytes = base
 
@@ -224,12 +312,13 @@ def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], dict[str, int], s
         raise DamageError("the config in the header has been altered.")
     config = parse(text, "config")
     version = config.get("format") if isinstance(config, dict) else None
-    if version != VERSION:
+    if type(version) is not int or version not in SCHEMES:
         raise FormatError(
-            f"a model of format {version!r}; this version of the package reads format {VERSION}."
+            f"a model of format {str(version)[:40]!r}; this version of the package reads formats "
+            f"{' and '.join(map(str, SCHEMES))}."
         )
-    limits.check_task_tables(config.get("tasks"))
-    sizes = _sizes(table)
+    limits.check_task_tables(config.get("tasks"), version)
+    sizes = _sizes(table, SCHEMES[version])
     if header_of(config, sizes) != first + header:
         raise DamageError("the header does not follow from its config.")
     if 8 + length + sum(sizes.values()) != total:
@@ -250,10 +339,10 @@ def _loads(header: bytes) -> dict[str, Any]:
     return table
 
 
-def _sizes(table: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(table: Mapping[str, Any], scheme: Scheme) -> dict[str, int]:
     """The size of every tensor that a model may have, 0 where it is absent."""
     sizes = {}
-    for name in ("index", *COMMON, *KINDS):
+    for name in ("index", *scheme.common, *scheme.kinds):
         shape = table.get(name, {"shape": [0]})
         shape = shape.get("shape") if isinstance(shape, dict) else None
         if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:

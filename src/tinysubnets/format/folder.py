@@ -102,9 +102,7 @@ def store_of(
         seed=manifest.seed,
         device=device,
     )
-    store.banks, store.subnets = contents.banks, contents.subnets
-    for bank in store.banks:
-        bank.layout = store.layout
+    contents.put_into(store)
     return store
 
 

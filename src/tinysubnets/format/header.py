@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ import torch
 from tinysubnets import __version__
 from tinysubnets.errors import ArtifactError, DamageError, TaskError
 from tinysubnets.format import limits
-from tinysubnets.format.container import VERSION
+from tinysubnets.format.container import VERSION, canonical
 from tinysubnets.format.sections import DTYPES, MAX_DIMENSIONS
-from tinysubnets.model.subnet import Sample, Subnet
+from tinysubnets.model.bank import Base
+from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
@@ -29,13 +30,26 @@ if TYPE_CHECKING:
 
 
 MAX_NUMEL = 1 << 40
+MAX_NUMBER = 1 << 40  # of a task
+MAX_BANKS = 1 << 16
+MAX_PREPROCESSING = 16  # values of a task's preprocessing, and of a list in it
+MAX_WORD = 64  # characters of a name or value in it
 FEW = 4  # a normalization of so many channels stands in the config, a longer one in its section
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """What the config says of one task; `channels` counts a normalization kept in its section."""
+    """What the config says of one entry, as in `Subnet`; without a name it holds weights alone.
 
+    - `channels`: counts a normalization kept in the section of task-specific parameters.
+    - `absent`: values of task-specific parameters that are one number everywhere, by name; None
+      for those of the base.
+    """
+
+    number: int
     name: str
     classes: tuple[Label, ...]
     bank: int
@@ -44,6 +58,10 @@ class TaskEntry:
     channels: int
     one_codebook: bool
     sample: Sample | None
+    isolated: bool = False
+    preprocessing: Mapping[str, Any] | None = None
+    reference: int | None = None
+    absent: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,11 @@ class Manifest:
     - `outputs`: those of them that have such a dimension.
     - `constants`: name, type and shape of the buffers that no task changes.
     - `rebuild`: how a network of the package is built again, None for the user's own.
+    - `tasks`: the entries, in the order of learning.
+    - `method`: the one that made the model, where it is known.
+    - `next_number`: that of the next task.
+    - `num_banks`: how many there are, empty ones too.
+    - `base`: the pretrained weights that tasks refer to, without their values.
     - `file_bytes`: the size of the file, which bounds what may be made of it.
     """
 
@@ -68,6 +91,10 @@ class Manifest:
     constants: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     rebuild: dict[str, Any] | None
     tasks: tuple[TaskEntry, ...]
+    method: str | None
+    next_number: int
+    num_banks: int
+    base: Base | None
     file_bytes: int = 0
 
     def task_param_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
@@ -81,20 +108,17 @@ class Manifest:
         """Whether a task-specific parameter belongs to the head."""
         return name.startswith(f"{self.head}.")
 
-    @property
-    def num_banks(self) -> int:
-        """How many banks the tasks use."""
-        return 1 + max((t.bank for t in self.tasks), default=-1)
-
 
 # Reading.
 
 
 def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
     """The checked config of a file of that size; damage is named by its place."""
+    version = config["format"]
     architecture = _table(config.get("architecture"), "architecture")
     shared = _tensor_specs(architecture.get("shared"), "shared")
-    task_params = _tensor_specs(architecture.get("private"), "private")
+    key = "private" if version == 1 else "task_params"
+    task_params = _tensor_specs(architecture.get(key), key)
     if not shared or len({s.name for s in (*shared, *task_params)}) != len(shared) + len(
         task_params
     ):
@@ -102,9 +126,16 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
     if any(0 in s.shape for s in shared):
         raise DamageError("config: a shared tensor without values.")
     rebuild = architecture.get("rebuild")
-    classes = [_classes(c) for c in _list(config.get("classes"), "classes")]
-    inputs = [_sample(s) for s in _list(config.get("inputs", []), "inputs")]
-    tasks = [_read_task(t, classes, inputs, i) for i, t in enumerate(config["tasks"])]
+    lists = _Lists(
+        classes=[_classes(c) for c in _list(config.get("classes"), "classes")],
+        inputs=[_sample(s) for s in _list(config.get("inputs", []), "inputs")],
+        preprocessing=[
+            _preprocessing(p) for p in _list(config.get("preprocessing", []), "preprocessing")
+        ],
+        task_params=task_params,
+    )
+    tasks = _read_tasks(config["tasks"], lists, version)
+    method = config.get("method")
     manifest = Manifest(
         head=_string(architecture.get("head"), "head"),
         layout=Layout(shared, _integer(config.get("block"), "block", 1, 1 << 31)),
@@ -113,49 +144,198 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
         outputs=frozenset(s.name for s in task_params if s.shape and s.shape[0] == 0),
         constants=_constants(architecture.get("constants", [])),
         rebuild=None if rebuild is None else _table(rebuild, "rebuild"),
-        tasks=tuple(tasks),
+        tasks=tasks,
+        method=None if method is None or version == 1 else _string(method, "method"),
+        next_number=len(tasks)
+        if version == 1
+        else _integer(config.get("next"), "next", 0, MAX_NUMBER),
+        num_banks=1 + max((t.bank for t in tasks), default=-1)
+        if version == 1
+        else _integer(config.get("banks"), "banks", 0, MAX_BANKS),
+        base=_base(config.get("base")) if version > 1 else None,
         file_bytes=file_bytes,
     )
-    _check_tasks(manifest)
+    _check_tasks(manifest, version)
     limits.check_budget(manifest, file_bytes)
     return manifest
 
 
-def _check_tasks(manifest: Manifest) -> None:
-    names = [t.name for t in manifest.tasks]
+@dataclass(frozen=True)
+class _Lists:
+    """What entries refer to by place."""
+
+    classes: list[tuple[Label, ...]]
+    inputs: list[Sample]
+    preprocessing: list[dict[str, Any]]
+    task_params: tuple[TensorSpec, ...]
+
+
+def _check_tasks(manifest: Manifest, version: int) -> None:
+    tasks = manifest.tasks
+    names = [t.name for t in tasks if t.name]
     if len(set(names)) != len(names):
         raise DamageError("config: two tasks have the same name.")
     opened = 0
-    for task in manifest.tasks:
+    for task in tasks if version == 1 else ():
         if task.bank > opened:
             raise DamageError(f"config: task {task.name!r} is in bank {task.bank} of {opened}.")
         opened = max(opened, task.bank + 1)
+    earlier: dict[int, TaskEntry] = {}
+    depths: dict[int, int] = {}  # by number: how many subnets it adds its weights to
+    alone: dict[int, bool] = {}  # by bank: whether its first entry is isolated
+    for task in tasks:
+        where = f"config: task number {task.number}"
+        if task.bank >= manifest.num_banks:
+            raise DamageError(f"{where} is in bank {task.bank} of {manifest.num_banks}.")
+        if task.number >= manifest.next_number:
+            raise DamageError(f"{where}, but the next one is {manifest.next_number}.")
+        if task.bank != NO_BANK:
+            if task.bank in alone and (alone[task.bank] or task.isolated):
+                raise DamageError(f"{where} shares bank {task.bank} with an isolated task.")
+            alone[task.bank] = task.isolated
+        if task.reference is None and task.bank == NO_BANK:
+            raise DamageError(f"{where} has neither a bank nor a reference.")
+        if (task.reference == BASE or None in task.absent.values()) and manifest.base is None:
+            raise DamageError(f"{where} refers to a base, and there is none.")
+        if task.reference not in (None, BASE):
+            other = earlier.get(int(task.reference or 0))
+            if other is None or other.isolated or task.isolated:
+                raise DamageError(f"{where} refers to number {task.reference}.")
+            depths[task.number] = 1 + depths.get(other.number, 0)
+            if depths[task.number] > MAX_CHAIN:
+                raise DamageError(f"{where} adds up more than {MAX_CHAIN} subnets.")
+        if any(value is None and name in manifest.outputs for name, value in task.absent.items()):
+            raise DamageError(f"{where} takes its head from the base.")
+        earlier[task.number] = task
 
 
-def _read_task(
-    value: Any, classes: list[tuple[Label, ...]], inputs: list[Sample], number: int
-) -> TaskEntry:
-    where = f"task {number}"
+def _read_tasks(values: list[Any], lists: _Lists, version: int) -> tuple[TaskEntry, ...]:
+    out: list[TaskEntry] = []
+    for place, value in enumerate(values):
+        least = out[-1].number + 1 if out else 0
+        out.append(_read_task(value, lists, place, least, version))
+    return tuple(out)
+
+
+def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) -> TaskEntry:
+    where = f"task {place}"
     entry = _table(value, where)
+    first = version == 1
+    number = (
+        place
+        if first
+        else _integer(entry.get("number", least), f"{where}, number", least, MAX_NUMBER)
+    )
+    reference = None if first else entry.get("reference")
+    if reference is not None:
+        reference = (
+            BASE
+            if reference == "base"
+            else _integer(reference, f"{where}, reference", 0, number - 1)
+        )
+    bank = entry.get("bank", NO_BANK)
+    if bank != NO_BANK or first or "bank" in entry:
+        bank = _integer(bank, f"{where}, bank", 0, MAX_BANKS)
+    weights: dict[str, Any] = {
+        "number": number,
+        "bank": bank,
+        "bits": _integer(entry.get("bits"), f"{where}, bits", 1, 32),
+        "one_codebook": _integer(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
+        "reference": reference,
+    }
+    if not first and "name" not in entry:
+        if unknown := sorted(set(entry) - _OF_WEIGHTS):
+            raise DamageError(f"config: {where} has no name, but {', '.join(unknown)[:80]}.")
+        return TaskEntry(
+            name="", classes=(), normalization=Normalization(), channels=0, sample=None, **weights
+        )
     trailing = _integer(entry.get("trailing", 0), f"{where}, trailing", 0, MAX_DIMENSIONS)
     channels = _integer(entry.get("channels", 0), f"{where}, channels", 0, 1 << 24)
     mean, std = (_float32s(entry.get(k, []), f"{where}, {k}") for k in ("mean", "std"))
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
-    known = len(classes) - 1
-    kind = entry.get("inputs")
-    if kind is not None:
-        kind = inputs[_integer(kind, f"{where}, inputs", 0, len(inputs) - 1)]
+    isolated = False if first else entry.get("isolated", False)
+    if not isinstance(isolated, bool):
+        raise DamageError(f"config: {where}, isolated is {str(isolated)[:80]!r}.")
     return TaskEntry(
         name=_string(entry.get("name"), f"{where}, name"),
-        classes=classes[_integer(entry.get("classes"), f"{where}, classes", 0, known)],
-        bank=_integer(entry.get("bank"), f"{where}, bank", 0, 1 << 16),
-        bits=_integer(entry.get("bits"), f"{where}, bits", 1, 32),
+        classes=_of(lists.classes, entry.get("classes"), f"{where}, classes"),
         normalization=normalization_of(mean, std, trailing),
         channels=channels,
-        one_codebook=_integer(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
-        sample=kind,
+        sample=_of(lists.inputs, entry["inputs"], f"{where}, inputs")
+        if entry.get("inputs") is not None
+        else None,
+        isolated=isolated,
+        preprocessing=None
+        if first or "preprocessing" not in entry
+        else _of(lists.preprocessing, entry["preprocessing"], f"{where}, preprocessing"),
+        absent={} if first else _absent(entry.get("absent", []), lists.task_params, where),
+        **weights,
     )
+
+
+_OF_WEIGHTS = frozenset(("number", "bank", "bits", "codebooks", "reference"))
+
+
+def _of(items: Sequence[Item], value: Any, where: str) -> Item:
+    """The item that an entry refers to by its place."""
+    return items[_integer(value, where, 0, len(items) - 1)]
+
+
+def _absent(value: Any, specs: tuple[TensorSpec, ...], where: str) -> dict[str, float | None]:
+    """The task-specific parameters that take no bytes: a place and a number, or a place alone."""
+    out: dict[str, float | None] = {}
+    last = -1
+    for item in _list(value, f"{where}, absent"):
+        parts = _list(item, f"{where}, absent")
+        if len(parts) not in (1, 2):
+            raise DamageError(f"config: {where}, absent: a place and a number are needed.")
+        last = _integer(parts[0], f"{where}, absent", last + 1, len(specs) - 1)
+        values = _float32s(parts[1:], f"{where}, absent")
+        out[specs[last].name] = values[0] if values else None
+    return out
+
+
+def check_preprocessing(value: Mapping[str, Any]) -> None:
+    """Refuse what cannot be kept as a task's preprocessing: few plain values by short names."""
+    if not isinstance(value, Mapping) or not 0 < len(value) <= MAX_PREPROCESSING:
+        raise ArtifactError(
+            f"preprocessing: a table of 1 to {MAX_PREPROCESSING} values is needed, not "
+            f"{str(value)[:80]}."
+        )
+    for key, item in value.items():
+        parts = item if isinstance(item, list) else [item]
+        fine = isinstance(key, str) and key.isidentifier() and len(key) <= MAX_WORD
+        fine = fine and len(parts) <= MAX_PREPROCESSING
+        for part in parts:
+            plain = isinstance(part, (bool, int, float)) and abs(part) < 3.4e38
+            fine = fine and (plain or (isinstance(part, str) and len(part) <= MAX_WORD))
+        if not fine:
+            raise ArtifactError(
+                f"preprocessing: {str(key)[:80]!r} is {str(item)[:80]!r}; numbers, truth values, "
+                f"strings of up to {MAX_WORD} characters and short lists of them are allowed."
+            )
+
+
+def _preprocessing(value: Any) -> dict[str, Any]:
+    table = _table(value, "preprocessing")
+    try:
+        check_preprocessing(table)
+    except ArtifactError as error:
+        raise DamageError(f"config: {error}") from None
+    return table
+
+
+def _base(value: Any) -> Base | None:
+    if value is None:
+        return None
+    table = _table(value, "base")
+    name, source, sha256 = (
+        _string(table.get(k), f"base, {k}") for k in ("name", "source", "sha256")
+    )
+    if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
+        raise DamageError("config: base, sha256 is not a hash.")
+    return Base(name, source, sha256)
 
 
 def normalization_of(
@@ -258,34 +438,58 @@ def _integer(value: Any, where: str, least: int, most: int) -> int:
 
 def config_of(store: SubnetStore) -> dict[str, Any]:
     """The config of a store, all but the hash of its index."""
-    classes: list[list[Label]] = []
-    inputs: list[list[Any]] = []
-    tasks = []
-    for subnet in store.subnets.values():
-        entry = _task_entry(subnet, len(store.layout.shared))
-        entry["classes"] = _number(classes, list(subnet.classes))
-        if subnet.sample is not None:
-            kind, shape = _type_name(subnet.sample.dtype), list(subnet.sample.shape)
-            entry["inputs"] = _number(inputs, [kind, shape])
+    classes, inputs, preprocessing = _Distinct(), _Distinct(), _Distinct()
+    tasks: list[dict[str, Any]] = []
+    expected = 0
+    for subnet in store.entries():
+        entry = _weights_entry(subnet, len(store.layout.shared), expected)
+        expected = subnet.number + 1
+        if subnet.name:
+            entry |= _task_entry(subnet, store)
+            entry["classes"] = classes.place(list(subnet.classes))
+            if subnet.sample is not None:
+                kind, shape = _type_name(subnet.sample.dtype), list(subnet.sample.shape)
+                entry["inputs"] = inputs.place([kind, shape])
+            if subnet.preprocessing is not None:
+                check_preprocessing(subnet.preprocessing)
+                entry["preprocessing"] = preprocessing.place(dict(subnet.preprocessing))
         tasks.append(entry)
     config = {
         "format": VERSION,
         "library": __version__,
+        "method": store.settings.get("method"),
         "block": store.layout.block,
+        "seed": store.seed,
+        "next": store.next_number,
+        "banks": len(store.banks),
         "architecture": architecture_table(store.architecture),
-        "classes": classes,
+        "base": None if store.base is None else _base_table(store.base),
+        "classes": classes.items,
+        "inputs": inputs.items or None,
+        "preprocessing": preprocessing.items or None,
         "tasks": tasks,
     }
-    if inputs:
-        config["inputs"] = inputs
-    return config if store.seed is None else config | {"seed": store.seed}
+    return {key: value for key, value in config.items() if value is not None}
 
 
-def _number(items: list[Any], item: Any) -> int:
-    """The place of an item in a list of distinct ones, put there if it is new."""
-    if item not in items:
-        items.append(item)
-    return items.index(item)
+class _Distinct:
+    """A list of distinct items that entries refer to by place."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self._places: dict[str, int] = {}
+
+    def place(self, item: Any) -> int:
+        """The place of an item, put at the end if it is new."""
+        key = canonical(item)
+        if key not in self._places:
+            self._places[key] = len(self.items)
+            self.items.append(item)
+        return self._places[key]
+
+
+def _base_table(base: Base) -> dict[str, str]:
+    return {"name": base.name, "source": base.source, "sha256": base.sha256}
 
 
 def _type_name(dtype: torch.dtype) -> str:
@@ -295,10 +499,27 @@ def _type_name(dtype: torch.dtype) -> str:
     raise ArtifactError(f"tensors of type {dtype} cannot be stored; allowed: {', '.join(DTYPES)}.")
 
 
-def _task_entry(subnet: Subnet, num_shared: int) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": subnet.name, "bank": subnet.bank, "bits": subnet.bits}
+def _weights_entry(subnet: Subnet, num_shared: int, expected: int) -> dict[str, Any]:
+    """What an entry says of its weights; `expected` is the number that need not be told."""
+    entry: dict[str, Any] = {"bits": subnet.bits}
+    if subnet.bank != NO_BANK:
+        entry["bank"] = subnet.bank
+    if subnet.number != expected:
+        entry["number"] = subnet.number
+    if subnet.reference is not None:
+        entry["reference"] = "base" if subnet.reference == BASE else subnet.reference
     if len(subnet.own) == 1 and num_shared > 1:
         entry["codebooks"] = 1
+    return entry
+
+
+def _task_entry(subnet: Subnet, store: SubnetStore) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": subnet.name}
+    if subnet.isolated:
+        entry["isolated"] = True
+    absent = absent_of(subnet, store.architecture)
+    if absent:
+        entry["absent"] = absent
     normalization = subnet.normalization
     if len(normalization.mean) > FEW:
         entry["channels"] = len(normalization.mean)
@@ -311,6 +532,21 @@ def _task_entry(subnet: Subnet, num_shared: int) -> dict[str, Any]:
     return entry
 
 
+def absent_of(subnet: Subnet, architecture: Architecture) -> list[list[Any]]:
+    """The places of task-specific parameters without values in the file, each with its number.
+
+    A place alone stands for the base's values.
+    """
+    out: list[list[Any]] = []
+    for place, spec in enumerate(architecture.task_params):
+        coded = subnet.task_params.get(spec.name)
+        if coded is None:
+            out.append([place])
+        elif coded.codes is not None and coded.bits == 0:
+            out.append([place, float(str(np.float32(coded.values[0])))])
+    return out
+
+
 def architecture_table(architecture: Architecture) -> dict[str, Any]:
     """What a file says of the network: its tensors, its head, and how to rebuild it by name."""
     task_params = []
@@ -320,7 +556,7 @@ def architecture_table(architecture: Architecture) -> dict[str, Any]:
     out: dict[str, Any] = {
         "head": architecture.head,
         "shared": [[s.name, list(s.shape)] for s in architecture.shared],
-        "private": task_params,
+        "task_params": task_params,
     }
     if architecture.constants:
         out["constants"] = [

@@ -18,12 +18,12 @@ from tinysubnets.coding.bits import count_ones
 from tinysubnets.coding.seven_task_huffman import GROUP, seven_tasks_size
 from tinysubnets.errors import DamageError
 from tinysubnets.format import limits
-from tinysubnets.format.container import COMMON, KINDS, ModelFile, model_path, places
+from tinysubnets.format.container import ModelFile, model_path
 from tinysubnets.format.folder import store_of
 from tinysubnets.format.io import Contents, ledger_of_sizes, read_contents
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.size import Ledger
-from tinysubnets.model.subnet import FIRST_MEMBER, Subnet
+from tinysubnets.model.subnet import FIRST_MEMBER, NO_BANK, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 
@@ -46,10 +46,11 @@ def inspect(where: str | os.PathLike[str]) -> dict[str, Any]:
 def _summary(file: ModelFile, contents: Contents, ledger: Ledger) -> dict[str, Any]:
     subnets = list(contents.subnets.values())
     layout, manifest = contents.manifest.layout, contents.manifest
-    members: list[list[str]] = [[] for _ in contents.banks]
-    for subnet in subnets:
-        members[subnet.bank].append(subnet.name)
-    banks = [_bank(bank, names) for bank, names in zip(contents.banks, members, strict=True)]
+    groups: dict[int, list[Subnet]] = {}  # by bank, in the order of learning
+    for subnet in _entries(contents):
+        groups.setdefault(subnet.bank, []).append(subnet)
+    members = {bank: [s.name for s in group] for bank, group in groups.items()}
+    banks = [_bank(bank, groups.get(i, [])) for i, bank in enumerate(contents.banks)]
     shares = [bank["free_share"] for bank in banks]
     return {
         "format": file.config["format"],
@@ -71,18 +72,27 @@ def _summary(file: ModelFile, contents: Contents, ledger: Ledger) -> dict[str, A
 
 
 def _ledger(file: ModelFile, contents: Contents) -> Ledger:
-    sizes = {kind: [file.size(kind)] for kind in COMMON}
-    sizes |= {kind: [file.size(kind, i) for i in range(file.num_tasks)] for kind in KINDS}
-    subnets = list(contents.subnets.values())
-    return ledger_of_sizes(sizes, file.header_bytes, subnets, contents.manifest.layout)
+    scheme, count = file.scheme, file.num_tasks
+    sizes = {kind: [file.size(kind)] for kind in scheme.common}
+    sizes |= {kind: [file.size(kind, i) for i in range(count)] for kind in scheme.kinds}
+    layout = contents.manifest.layout
+    return ledger_of_sizes(sizes, file.header_bytes, _entries(contents), layout, file.version)
+
+
+def _entries(contents: Contents) -> list[Subnet]:
+    """All subnets in the order of learning, those without a name too."""
+    found = [*contents.subnets.values(), *contents.nameless.values()]
+    return sorted(found, key=lambda s: s.number)
 
 
 def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) -> dict[str, Any]:
-    """What is said of a task; `members` are the tasks of its bank."""
+    """What is said of a task; `members` are the names of its bank's entries, "" for none."""
     kept = int(layout.expand(subnet.mask).count_nonzero())
     accuracy = subnet.valid_accuracy
     return {
         "name": subnet.name,
+        "number": subnet.number,
+        "isolated": subnet.isolated,
         "classes": list(subnet.classes),
         "bank": subnet.bank,
         "reason": None if subnet.decision is None else subnet.decision.reason,
@@ -125,15 +135,18 @@ def _reference(subnet: Subnet, members: list[str]) -> str:
     kind = 0 if subnet.coded_mask is None else subnet.coded_mask.reference
     if kind < FIRST_MEMBER:
         return REFERENCES[kind]
-    return f"the mask of {members[kind - FIRST_MEMBER]!r}"
+    name = members[kind - FIRST_MEMBER]
+    return f"the mask of {name!r}" if name else "what a removed task left"
 
 
-def _bank(bank: Bank, members: list[str]) -> dict[str, Any]:
+def _bank(bank: Bank, entries: list[Subnet]) -> dict[str, Any]:
+    """What is said of a bank; `entries` are its subnets, those without a name too."""
     owned = int(bank.layout.expand(bank.owned).count_nonzero())
     free = bank.layout.num_weights - owned
     return {
-        "tasks": members,
+        "tasks": [s.name for s in entries if s.name],
         "owned_weights": owned,
+        "nameless_weights": sum(s.num_new for s in entries if not s.name),
         "free_share": free / bank.layout.num_weights,
     }
 
@@ -198,9 +211,13 @@ def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = 
     """
     with limits.guarded(), ModelFile(model_path(where)) as file:
         sections = 0
-        for kind, task in places(file.num_tasks):
-            file.section(kind, task)
+        for kind in file.scheme.common:
+            file.section(kind)
             sections += 1
+        for task in range(file.num_tasks):
+            for kind in file.scheme.kinds:
+                file.section(kind, task)
+                sections += 1
         contents = read_contents(file)
         _check_finite(contents)
         rebuild = contents.manifest.rebuild
@@ -209,7 +226,7 @@ def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = 
             store = store_of(contents, net)
             for name in store.tasks:
                 store.tensors(name)
-    return Checked(file.file_bytes, sections, file.num_tasks, known or net is not None)
+    return Checked(file.file_bytes, sections, len(contents.subnets), known or net is not None)
 
 
 def _check_finite(contents: Contents) -> None:
@@ -217,6 +234,13 @@ def _check_finite(contents: Contents) -> None:
         for name, tensor in subnet.task_tensors().items():
             if not bool(torch.isfinite(tensor).all()):
                 raise DamageError(f"task {subnet.name!r}: {name} is not finite everywhere.")
+    for subnet in _entries(contents):
+        if subnet.bank == NO_BANK and not all(torch.isfinite(c.values).all() for c in subnet.own):
+            raise DamageError(f"the weights of task number {subnet.number} are not finite.")
+    if contents.base is not None and contents.base.values is not None:
+        for name, tensor in contents.base.values.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise DamageError(f"the base: {name} is not finite everywhere.")
     for number, bank in enumerate(contents.banks):
         if not bool(torch.isfinite(bank.values).all()):
             raise DamageError(f"bank {number} is not finite everywhere.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +23,18 @@ from tinysubnets.format.container import (
     COMMON,
     HASH_BYTES,
     KINDS,
+    SCHEMES,
+    VERSION,
     ModelFile,
     Sections,
     assemble,
+    varint_bytes,
 )
 from tinysubnets.format.header import (
     FEW,
     Manifest,
     TaskEntry,
+    absent_of,
     config_of,
     manifest_of,
     normalization_of,
@@ -43,26 +47,33 @@ from tinysubnets.format.sections import (
     read_own,
     read_raw,
     read_records,
+    read_routing,
     read_tensor,
     write_coded_mask,
     write_memory,
     write_own,
     write_records,
+    write_routing,
     write_tensor,
 )
-from tinysubnets.model.bank import Bank
+from tinysubnets.model.bank import Bank, Base
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, read_mask
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.subnet import (
+    BASE,
     FIRST_MEMBER,
     FREE_SCORES,
+    NO_BANK,
     SCORES,
     BankDecision,
     CodebookTensor,
     CodedMask,
     PackedMask,
     Subnet,
+    constant,
 )
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.init import weights_hash
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
 
@@ -72,7 +83,7 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 17  # bytes of a mask looked at together
 
-# Lines of the ledger whose sections have an older word, which is part of the format.
+# Lines of the ledger whose sections have another word in format 1.
 LEDGER_LINES = {"private": "task_params"}
 
 
@@ -90,50 +101,86 @@ class Encoded:
 def encode(store: SubnetStore) -> Encoded:
     """The file of a store, and its ledger to the byte."""
     sections = sections_of(store)
-    parts = assemble(config_of(store), sections, len(store.subnets))
+    parts = assemble(config_of(store), sections, len(sections["masks"]))
     return Encoded(parts, _ledger(store, sections, parts))
 
 
 def sections_of(store: SubnetStore) -> Sections:
-    """All sections of a store: one of every kind for each task, and the common ones."""
+    """All sections of a store: one of every kind for each entry, and the common ones."""
     out: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
-    numbers = {name: i for i, name in enumerate(store.subnets)}
-    for subnet in store.subnets.values():
-        codes, books = write_own(subnet.own)
-        heads, task_params = _task_params(store, subnet)
+    entries = store.entries()
+    for subnet in entries:
         coded = subnet.coded_mask
         if coded is None:
             raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
-        divergences = {} if subnet.decision is None else subnet.decision.divergences
-        memory = write_memory(subnet.memory, divergences, numbers)
-        parts = (codes, books, write_coded_mask(coded), heads, task_params, memory)
+        codes, books = write_own(subnet.own)
+        heads, task_params = _task_params(store, subnet) if subnet.name else (b"", b"")
+        memory, routing = write_memory(subnet.memory), write_routing(subnet.routing)
+        parts = (codes, books, write_coded_mask(coded), heads, task_params, memory, routing)
         for kind, data in zip(KINDS, parts, strict=True):
             out[kind].append(data)
-    records = write_records(store.settings, store.subnets.values())
+    settings = {k: v for k, v in store.settings.items() if k != "method"}
     constants = b"".join(raw_bytes(t) for t in store.architecture.constants.values())
-    return out | {"records": [records], "constants": [constants]}
+    common = (write_records(settings, entries), constants, _write_base(store))
+    return out | {kind: [data] for kind, data in zip(COMMON, common, strict=True)}
+
+
+def _write_base(store: SubnetStore) -> bytes:
+    """The base's values where the store embeds them: shared, then task-specific tensors."""
+    if store.base is None or store.base.values is None or not store.base.embedded:
+        return b""
+    values = store.base.values
+    return b"".join(raw_bytes(values[name].float()) for name, _ in base_shapes(store.architecture))
+
+
+def base_shapes(
+    network: Architecture | Manifest,
+) -> list[tuple[str, tuple[int, ...]]]:
+    """The tensors of a base: all shared ones, and those of tasks that no class count shapes."""
+    if isinstance(network, Manifest):
+        shared, outputs = network.layout.shared, network.outputs
+    else:
+        shared, outputs = network.shared, frozenset(network.output)
+    specs = (*shared, *(s for s in network.task_params if s.name not in outputs))
+    return [(s.name, s.shape) for s in specs]
 
 
 def _ledger(store: SubnetStore, sections: Sections, parts: list[bytes]) -> Ledger:
     sizes = {kind: [len(part) for part in sections[kind]] for kind in sections}
-    return ledger_of_sizes(sizes, len(parts[0]), list(store.subnets.values()), store.layout)
+    return ledger_of_sizes(sizes, len(parts[0]), store.entries(), store.layout)
 
 
 def ledger_of_sizes(
-    sizes: Mapping[str, Sequence[int]], header: int, subnets: Sequence[Subnet], layout: Layout
+    sizes: Mapping[str, Sequence[int]],
+    header: int,
+    subnets: Sequence[Subnet],
+    layout: Layout,
+    version: int = VERSION,
 ) -> Ledger:
-    """The ledger of a file, to the byte, from the lengths of its header and sections."""
-    entries = {
-        subnet.name: Entry(
-            **{LEDGER_LINES.get(kind, kind): 8 * sizes[kind][i] for kind in KINDS},
-            metadata=8 * sum(_index_bytes(sizes[kind][i]) for kind in KINDS),
-        )
-        for i, subnet in enumerate(subnets)
-    }
-    index = sum(_index_bytes(sizes[kind][0]) for kind in COMMON)
-    common = Entry(
-        task_params=8 * sizes["constants"][0], metadata=8 * (header + index + sizes["records"][0])
+    """The ledger of a file, to the byte, from the lengths of its header and sections.
+
+    Weights without a name count among what belongs to no single task.
+    """
+    scheme = SCHEMES[version]
+    index = sum(
+        varint_bytes(sizes[kind][0]) + (HASH_BYTES if sizes[kind][0] else 0)
+        for kind in scheme.common
     )
+    common = Entry(
+        task_params=8 * (sizes["constants"][0] + sum(sizes.get("base", ()))),
+        metadata=8 * (header + index + sizes["records"][0]),
+    )
+    entries = {}
+    for i, subnet in enumerate(subnets):
+        own = {kind: sizes[kind][i] for kind in scheme.kinds}
+        entry = Entry(
+            **{LEDGER_LINES.get(kind, kind): 8 * size for kind, size in own.items()},
+            metadata=8 * scheme.index_bytes(own),
+        )
+        if subnet.name:
+            entries[subnet.name] = entry
+        else:
+            common += entry
     return Ledger(
         tasks=entries,
         common=common,
@@ -147,18 +194,14 @@ def ledger_of_sizes(
     )
 
 
-def _index_bytes(size: int) -> int:
-    """What a section of that length takes in the index."""
-    entry = Writer()
-    entry.varint(size)
-    return len(entry.bytes()) + (HASH_BYTES if size else 0)
-
-
 def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
     """The head, and the other task-specific parameters behind a long normalization."""
     architecture = store.architecture
     shapes = architecture.task_param_shapes(len(subnet.classes))
-    if set(subnet.task_params) != set(shapes) or dict(subnet.shapes) != shapes:
+    absent = {architecture.task_params[part[0]].name for part in absent_of(subnet, architecture)}
+    of_base = subnet.from_base()
+    lacking = of_base if store.base is None else [n for n in of_base if n in architecture.output]
+    if lacking or set(subnet.task_params) - set(shapes) or dict(subnet.shapes) != shapes:
         raise ArtifactError(
             f"task {subnet.name!r} has the task-specific parameters {dict(subnet.shapes)}; "
             f"its network has {shapes}."
@@ -170,6 +213,8 @@ def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
         other.floats(torch.tensor(normalization.std), 32)
     for spec in architecture.task_params:
         in_head = spec.name.startswith(f"{architecture.head}.")
+        if spec.name in absent:
+            continue
         write_tensor(head if in_head else other, subnet.task_params[spec.name])
     return head.bytes(), other.bytes()
 
@@ -179,63 +224,100 @@ def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
 
 @dataclass
 class Contents:
-    """What a file holds: the checked config, settings, constants, banks and subnets."""
+    """What a file holds: the checked config, settings, constants, base, banks and subnets."""
 
     manifest: Manifest
     settings: dict[str, Any]
     constants: dict[str, Tensor]
+    base: Base | None
     banks: list[Bank]
     subnets: dict[str, Subnet]
+    nameless: dict[int, Subnet]
+
+    def put_into(self, store: SubnetStore) -> None:
+        """Put banks and subnets in place of those of a store over the same network."""
+        store.banks, store.subnets, store.nameless = self.banks, self.subnets, self.nameless
+        store.next_number, store.base = self.manifest.next_number, self.base
+        for bank in store.banks:
+            bank.layout = store.layout
 
 
 def read_contents(file: ModelFile, only: str | None = None) -> Contents:
     """Everything in a file, or only what one task needs."""
     manifest = manifest_of(file.config, file.file_bytes)
-    names = [t.name for t in manifest.tasks]
+    names = [t.name for t in manifest.tasks if t.name]
     if only is not None and only not in names:
         raise TaskError(unknown("task", only, names))
     with _at("the records"):
-        settings, records = read_records(Reader(file.section("records"), "records"), len(names))
+        data = Reader(file.section("records"), "records")
+        settings, records = read_records(data, len(manifest.tasks))
     with _at("the constants"):
         data = Reader(file.section("constants"), "constants")
         constants = {name: read_raw(data, kind, shape) for name, kind, shape in manifest.constants}
         data.done()
     walk = _Walk(file, manifest, ReadPlan(file, manifest, only), records)
-    for number in walk.plan.numbers:
-        walk.task(number)
+    for place in walk.plan.places:
+        walk.entry(place)
+    empty = _absent_bank(manifest.layout)
     banks = [
-        walk.banks[i].finished(only is not None) if i in walk.banks else _absent(manifest.layout)
+        walk.banks[i].finished(only is not None)
+        if i in walk.banks
+        else Bank(manifest.layout, empty.values, empty.owned)
         for i in range(manifest.num_banks)
     ]
-    return Contents(manifest, settings, constants, banks, walk.subnets)
+    if manifest.method is not None:
+        settings = {"method": manifest.method} | settings
+    base = _read_base(file, manifest)
+    return Contents(manifest, settings, constants, base, banks, walk.subnets, walk.nameless)
+
+
+def _read_base(file: ModelFile, manifest: Manifest) -> Base | None:
+    """The base, with its values where the file has them."""
+    size = file.size("base")
+    if manifest.base is None or not size:
+        if size:
+            raise DamageError("values of a base that the config does not name.")
+        return manifest.base
+    with _at("the base"):
+        data = Reader(file.section("base"), "base")
+        shapes = base_shapes(manifest)
+        values = {name: read_raw(data, torch.float32, shape) for name, shape in shapes}
+        data.done()
+        if weights_hash(values) != manifest.base.sha256:
+            raise data.damage("the values are not those that the config names.")
+    return replace(manifest.base, values=values, embedded=True)
 
 
 def read_settings(file: ModelFile) -> dict[str, Any]:
     """What the learner recorded in a file: its method and settings."""
     with _at("the records"):
         data = Reader(file.section("records"), "records")
-        return read_records(data, file.num_tasks)[0]
+        settings = read_records(data, file.num_tasks)[0]
+    method = file.config.get("method") if file.version > 1 else None
+    return settings if not isinstance(method, str) else {"method": method} | settings
 
 
 class _GrowingBank:
     """A bank being read: its values, its owned set, and the masks that others are coded against.
 
-    Masks are packed, one bit per block. `members` has those still needed by their number in the
-    bank, `last` is the one read last, and `recent` the same with its number, as booleans.
+    Masks are packed, one bit per block. `members` has those still needed by their place in the
+    bank, `wanted` are the blocks that the tasks asked for use, and `recent` is the mask read last
+    with its place, as booleans. Subnets without a bank form one too, in which nothing is shared.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, number: int) -> None:
         self.layout = layout
-        self.values = np.zeros(layout.num_weights, np.float32)
+        self.values = np.zeros(layout.num_weights if number != NO_BANK else 0, np.float32)
+        self.number = number
         self.owned = np.zeros(-(-layout.num_blocks // 8), np.uint8)
+        self.wanted = np.zeros_like(self.owned)
         self.members: dict[int, np.ndarray] = {}
         self.num_score_references = 0
-        self.last = self.owned
         self.recent: tuple[int, np.ndarray] | None = None
 
     def new_weights(self, packed: np.ndarray) -> np.ndarray:
         """The positions of the weights that a mask takes and nobody owns yet."""
-        new = packed & ~self.owned
+        new = packed if self.number == NO_BANK else packed & ~self.owned
         if not self.layout.is_identity:
             blocks = torch.from_numpy(unpack_mask(new, self.layout.num_blocks))
             return np.flatnonzero(self.layout.expand(blocks).numpy())
@@ -250,23 +332,23 @@ class _GrowingBank:
             pieces.append((piece[bits >> 3] * 8 + (bits & 7)).astype(kind))
         return np.concatenate(pieces)
 
-    def finished(self, last_only: bool) -> Bank:
-        """The bank; with nothing in it but the last mask's weights where only that is wanted."""
-        kept = self.last if last_only else self.owned
+    def finished(self, wanted_only: bool) -> Bank:
+        """The bank; with nothing in it but the wanted weights where only those are asked for."""
+        kept = self.wanted if wanted_only else self.owned
         owned = torch.from_numpy(unpack_mask(kept, self.layout.num_blocks))
-        if last_only:
+        if wanted_only:
             np.copyto(self.values, 0, where=~self.layout.expand(owned).numpy())
         return Bank(self.layout, torch.from_numpy(self.values), owned)
 
 
-def _absent(layout: Layout) -> Bank:
+def _absent_bank(layout: Layout) -> Bank:
     """A bank that nothing was read of; it takes no memory."""
     values, owned = torch.zeros(1), torch.zeros(1, dtype=torch.bool)
     return Bank(layout, values.expand(layout.num_weights), owned.expand(layout.num_blocks))
 
 
 class _Walk:
-    """The tasks of a file read one after the other, as they were learned."""
+    """The entries of a file read one after the other, as they were learned."""
 
     def __init__(
         self, file: ModelFile, manifest: Manifest, plan: ReadPlan, records: list[dict[str, Any]]
@@ -278,40 +360,57 @@ class _Walk:
         self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}  # by the number of classes
         self.banks: dict[int, _GrowingBank] = {}
         self.subnets: dict[str, Subnet] = {}
+        self.nameless: dict[int, Subnet] = {}
+        self._names = {t.number: t.name for t in manifest.tasks if t.name}
 
-    def task(self, number: int) -> None:
-        """Read a task's mask and own weights; its task-specific parts and a subnet where wanted."""
-        entry = self.manifest.tasks[number]
+    def entry(self, place: int) -> None:
+        """Read an entry's mask and own weights; its task-specific parts where it is wanted."""
+        entry, plan = self.manifest.tasks[place], self.plan
         if entry.bank not in self.banks:
-            self.banks[entry.bank] = _GrowingBank(self.layout)
+            self.banks[entry.bank] = _GrowingBank(self.layout, entry.bank)
         bank = self.banks[entry.bank]
-        with _at(f"task {entry.name!r}"):
-            coded, mask = self._mask(number, entry, bank)
+        with _at(f"task {entry.name!r}" if entry.name else f"entry {place}"):
+            coded, mask = self._mask(place, entry, bank)
             packed = pack_mask(mask)
-            own = self._own(number, entry, bank, packed)
-            bank.last, bank.owned = packed, bank.owned | packed
-            bank.members[self.plan.members[number]] = packed
-            bank.recent = self.plan.members[number], mask
-            for member in self.plan.done_with(number):
+            own = self._own(place, entry, bank, packed)
+            bank.owned = bank.owned | packed
+            bank.members[plan.members[place]] = packed
+            bank.recent = plan.members[place], mask
+            for member in plan.done_with(place):
                 del bank.members[member]
-            if self.plan.is_wanted(number):
-                self.subnets[entry.name] = self._subnet(number, coded, packed, own)
+            if entry.name and plan.is_wanted(place):
+                self.subnets[entry.name] = self._subnet(place, coded, packed, own)
+            elif plan.is_kept(place):
+                self._check_empty(place)
+                self.nameless[entry.number] = self._weights(entry, coded, packed, own)
+            if plan.is_kept(place):
+                bank.wanted |= packed
+
+    def _check_empty(self, place: int) -> None:
+        """Refuse sections of a task behind an entry that has no name."""
+        if self.manifest.tasks[place].name:
+            return
+        for kind in self.file.scheme.kinds[3:]:
+            if self.file.size(kind, place):
+                raise DamageError(f"{kind} of an entry without a name.")
 
     def _mask(
-        self, number: int, entry: TaskEntry, bank: _GrowingBank
+        self, place: int, entry: TaskEntry, bank: _GrowingBank
     ) -> tuple[CodedMask, np.ndarray]:
-        data = Reader(self.file.section("masks", number), "mask")
+        data = Reader(self.file.section("masks", place), "mask")
         coded = read_coded_mask(data, len(self.layout.shared))
         bank.num_score_references += coded.reference in (SCORES, FREE_SCORES)
         if bank.num_score_references > MAX_SCORE_REFERENCES:
             raise data.damage(f"more than {MAX_SCORE_REFERENCES} masks refer to scores.")
+        if entry.bank == NO_BANK and bank.num_score_references:
+            raise data.damage("a mask of no bank refers to scores.")
         context = MaskContext(
-            self.layout, entry.bank, number, bank.members, bank.owned, bank.recent
+            self.layout, entry.bank, entry.number, bank.members, bank.owned, bank.recent
         )
         return coded, read_mask(coded, context)
 
     def _own(
-        self, number: int, entry: TaskEntry, bank: _GrowingBank, packed: np.ndarray
+        self, place: int, entry: TaskEntry, bank: _GrowingBank, packed: np.ndarray
     ) -> tuple[CodebookTensor, ...]:
         """The task's own weights, which go to their places in the bank."""
         new = bank.new_weights(packed)
@@ -319,39 +418,61 @@ class _Walk:
         if entry.one_codebook or len(new):
             ends = np.searchsorted(new, self._stops) if not entry.one_codebook else [len(new)]
             counts = np.diff(ends, prepend=0).tolist()
-        data = self.file.section("codes", number), self.file.section("codebooks", number)
+        data = self.file.section("codes", place), self.file.section("codebooks", place)
         own = read_own(data, counts)
-        if len(new):
+        if len(new) and entry.bank != NO_BANK:
             bank.values[new] = torch.cat([c.decode() for c in own]).numpy()
         return own
 
-    def _subnet(
-        self, number: int, coded: CodedMask, packed: np.ndarray, own: tuple[CodebookTensor, ...]
+    def _weights(
+        self,
+        entry: TaskEntry,
+        coded: CodedMask,
+        packed: np.ndarray,
+        own: tuple[CodebookTensor, ...],
     ) -> Subnet:
-        entry, record = self.manifest.tasks[number], self.records[number]
-        normalization, task_params = self._task_params(number, entry)
-        data = Reader(self.file.section("memory", number), "memory")
-        memory, divergences = read_memory(data, self.plan.names, number)
-        decision = None
-        if "reason" in record:
-            nearest = record.get("nearest")
-            decision = BankDecision(entry.bank, record["reason"], divergences, nearest)
+        """An entry's mask and weights alone, without a name."""
         return Subnet(
-            name=entry.name,
-            classes=entry.classes,
-            normalization=normalization,
+            name="",
+            classes=(),
+            normalization=Normalization(),
             bank=entry.bank,
             packed_mask=PackedMask(packed, self.layout.num_blocks),
             bits=entry.bits,
             own=own,
+            task_params={},
+            shapes={},
+            coded_mask=coded,
+            number=entry.number,
+            reference=entry.reference,
+        )
+
+    def _subnet(
+        self, place: int, coded: CodedMask, packed: np.ndarray, own: tuple[CodebookTensor, ...]
+    ) -> Subnet:
+        entry, record = self.manifest.tasks[place], self.records[place]
+        normalization, task_params = self._task_params(place, entry)
+        data = Reader(self.file.section("memory", place), "memory")
+        memory = read_memory(data, place if self.file.version == 1 else None)
+        decision = None
+        if "reason" in record:
+            nearest = self._named(record.get("nearest"), place)
+            decision = BankDecision(entry.bank, record["reason"], nearest)
+        return replace(
+            self._weights(entry, coded, packed, own),
+            name=entry.name,
+            classes=entry.classes,
+            normalization=normalization,
             task_params=task_params,
             shapes=self._task_param_shapes(entry),
             memory=memory,
             decision=decision,
             valid_accuracy=record.get("accuracy", math.nan),
             owned_before_pruning=record.get("owned", math.nan),
-            coded_mask=coded,
             sample=entry.sample,
+            isolated=entry.isolated,
+            preprocessing=entry.preprocessing,
+            routing=read_routing(Reader(self.file.section("routing", place), "routing")),
         )
 
     def _task_param_shapes(self, entry: TaskEntry) -> dict[str, tuple[int, ...]]:
@@ -361,67 +482,92 @@ class _Walk:
             self._shapes[width] = self.manifest.task_param_shapes(width)
         return self._shapes[width]
 
+    def _named(self, nearest: int | str | None, place: int) -> str | None:
+        """The name of the task that a record calls the nearest: by name in format 1."""
+        if nearest is None or (isinstance(nearest, str) and self.file.version == 1):
+            return nearest
+        earlier = self.manifest.tasks[place]
+        if nearest not in self._names or not int(nearest) < earlier.number:
+            raise DamageError(f"the nearest task is {str(nearest)[:80]!r}, which is not there.")
+        return self._names[int(nearest)]
+
     def _task_params(
-        self, number: int, entry: TaskEntry
+        self, place: int, entry: TaskEntry
     ) -> tuple[Normalization, dict[str, CodebookTensor]]:
-        head = Reader(self.file.section("heads", number), "head")
-        other = Reader(self.file.section("private", number), "task-specific parameters")
+        head = Reader(self.file.section("heads", place), "head")
+        kind = self.file.scheme.task_params
+        other = Reader(self.file.section(kind, place), "task-specific parameters")
         normalization = entry.normalization
         if entry.channels:
             mean, std = (tuple(other.floats(entry.channels, 32).tolist()) for _ in range(2))
             normalization = normalization_of(mean, std, entry.normalization.trailing)
-        shapes = self._task_param_shapes(entry)
-        tensors = {
-            name: read_tensor(head if self.manifest.in_head(name) else other, math.prod(shape))
-            for name, shape in shapes.items()
-        }
+        tensors = {}
+        for name, shape in self._task_param_shapes(entry).items():
+            if name not in entry.absent:
+                data = head if self.manifest.in_head(name) else other
+                tensors[name] = read_tensor(data, math.prod(shape))
+            elif (value := entry.absent[name]) is not None:
+                tensors[name] = constant(value, math.prod(shape))
         head.done()
         other.done()
         return normalization, tensors
 
 
 class ReadPlan:
-    """Which tasks are read, in order, and how long each mask has to be kept.
+    """Which entries are read, in order, and how long each mask has to be kept.
 
-    For one task alone these are the tasks of its bank that brought weights of their own, and the
-    masks that others are coded against.
+    For one task alone these are the entries it adds up, and in the bank of each the entries that
+    brought weights of their own, and the masks that others are coded against.
     """
 
     def __init__(self, file: ModelFile, manifest: Manifest, only: str | None) -> None:
         tasks = manifest.tasks
         self.only, self.names = only, [t.name for t in tasks]
-        self.members: list[int] = []
+        self.members: list[int] = []  # the place of each entry in its bank
         banks: dict[int, list[int]] = {}
-        for number, entry in enumerate(tasks):
+        for place, entry in enumerate(tasks):
             self.members.append(len(banks.setdefault(entry.bank, [])))
-            banks[entry.bank].append(number)
-        self.numbers = list(range(len(tasks)))
-        self._last_uses: dict[int, list[int]] = {}  # the tasks that each is the last to need
+            banks[entry.bank].append(place)
+        self.places = list(range(len(tasks)))
+        self._last_uses: dict[int, list[int]] = {}  # the entries that each is the last to need
+        self.chain = set(self.places)
         if only is None:
             return
         last_use: dict[int, int] = {}
-        target = self.names.index(only)
-        group = [n for n in banks[tasks[target].bank] if n <= target]
-        needed = {target}
-        for number in reversed(group):
-            if number in needed or file.size("codes", number):
-                needed.add(number)
-                last_use.setdefault(number, number)
-                with_reference = _reference(file, number) - FIRST_MEMBER
-                if 0 <= with_reference < self.members[number]:
-                    needed.add(group[with_reference])
-                    last_use.setdefault(group[with_reference], number)
-        self.numbers = sorted(needed)
-        for task, last in last_use.items():
-            self._last_uses.setdefault(last, []).append(task)
+        numbers = {t.number: place for place, t in enumerate(tasks)}
+        self.chain = {self.names.index(only)}
+        reference = tasks[self.names.index(only)].reference
+        while reference not in (None, BASE):
+            place = numbers[int(reference or 0)]
+            self.chain.add(place)
+            reference = tasks[place].reference
+        needed = set(self.chain)
+        for bank in {tasks[place].bank for place in self.chain}:
+            last = max(place for place in self.chain if tasks[place].bank == bank)
+            group = [place for place in banks[bank] if place <= last]
+            for place in reversed(group):
+                if place in needed or (bank != NO_BANK and file.size("codes", place)):
+                    needed.add(place)
+                    last_use.setdefault(place, place)
+                    with_reference = _reference(file, place) - FIRST_MEMBER
+                    if 0 <= with_reference < self.members[place]:
+                        needed.add(group[with_reference])
+                        last_use.setdefault(group[with_reference], place)
+        self.places = sorted(needed)
+        for place, last in last_use.items():
+            self._last_uses.setdefault(last, []).append(place)
 
-    def is_wanted(self, number: int) -> bool:
+    def is_wanted(self, place: int) -> bool:
         """Whether the task itself is asked for, not only its mask and weights."""
-        return self.only is None or self.names[number] == self.only
+        return self.only is None or self.names[place] == self.only
 
-    def done_with(self, number: int) -> Iterator[int]:
-        """The members of the bank whose masks nobody needs after this task."""
-        yield from (self.members[task] for task in self._last_uses.get(number, ()))
+    def is_kept(self, place: int) -> bool:
+        """Whether the entry's weights are part of what is asked for."""
+        return place in self.chain
+
+    def done_with(self, place: int) -> Iterator[int]:
+        """The members of the bank whose masks nobody needs after this entry."""
+        yield from (self.members[other] for other in self._last_uses.get(place, ()))
 
 
 def _reference(file: ModelFile, number: int) -> int:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets.errors import ArtifactError, DamageError
+from tinysubnets.model.subnet import NO_BANK
 
 if TYPE_CHECKING:
     from tinysubnets.format.header import Manifest
@@ -24,6 +25,8 @@ TENSOR_BYTES = 1 << 10  # what Python and torch keep of a tensor beside its valu
 TASK_BYTES = 1 << 12  # the same for a task: its subnet, its entry in the config and in the index
 SPARE_VALUES = 1 << 18  # values in JSON text, beside one for every four bytes of it
 LEAST_KEYS = 3  # of a task in the config; real ones have a name, classes, a bank and bits
+LEAST_KEYS_OF_WEIGHTS = 2  # of an entry without a name: bits, and a bank or a reference
+BANK_BYTES = 1 << 11  # what Python and torch keep of a bank, and what is said of it
 
 
 def most_bytes(file_bytes: int) -> int:
@@ -35,14 +38,21 @@ def decoded_bytes(manifest: Manifest) -> int:
     """What a model takes once it is decoded, from its config alone."""
     layout = manifest.layout
     # A bank has its values, the owned set, and once more each value in the codes of its owner.
-    need = (8 * layout.num_weights + layout.num_blocks) * manifest.num_banks
+    # One that no entry is in shares the same zeros with all others.
+    filled = len({t.bank for t in manifest.tasks if t.bank != NO_BANK})
+    need = (8 * layout.num_weights + layout.num_blocks) * filled + BANK_BYTES * manifest.num_banks
     outputs = [s for s in manifest.task_params if s.name in manifest.outputs]
     per_class = sum(math.prod(s.shape[1:]) for s in outputs)
     fixed = sum(s.numel for s in manifest.task_params if s.name not in manifest.outputs)
-    num_tensors = len(manifest.task_params) + len(layout.shared)
     for task in manifest.tasks:
-        need += layout.num_blocks // 8 + 4 * (fixed + per_class * len(task.classes))
-        need += TASK_BYTES + TENSOR_BYTES * num_tensors + 8 * task.channels
+        need += layout.num_blocks // 8 + TASK_BYTES + TENSOR_BYTES * len(layout.shared)
+        if task.bank == NO_BANK:  # all that its mask holds is its own
+            need += 4 * layout.num_weights
+        if task.name:
+            need += 4 * (fixed + per_class * len(task.classes))
+            need += TENSOR_BYTES * len(manifest.task_params) + 8 * task.channels
+    if any(t.reference is not None for t in manifest.tasks):  # the sum, while it is made
+        need += 4 * layout.num_weights
     for labels in {id(t.classes): t.classes for t in manifest.tasks}.values():
         # An array of strings has the width of its longest, four bytes a character.
         longest = max((len(v) for v in labels if isinstance(v, str)), default=2)
@@ -58,8 +68,9 @@ def check_budget(manifest: Manifest, file_bytes: int) -> None:
     Every value of a bank that a task owns takes two bits or more in the file, so a real model is
     far below this; a forged one of some kilobytes can claim some ten megabytes at most.
     """
-    # Masks are kept packed, yet each is read as a byte per block: that bounds the time.
-    read = len(manifest.tasks) * manifest.layout.num_blocks
+    # Masks are kept packed, yet each is read as a byte per block: that bounds the time. So is
+    # every bank looked at, also one that is empty.
+    read = (len(manifest.tasks) + manifest.num_banks) * manifest.layout.num_blocks
     need, most = decoded_bytes(manifest) + read, most_bytes(file_bytes)
     if need > most:
         raise DamageError(
@@ -93,12 +104,17 @@ def check_json(text: str | bytes, what: str) -> None:
         raise DamageError(f"the {what} has {values} values; at most {most} are accepted.")
 
 
-def check_task_tables(tasks: Any) -> None:
-    """Refuse a list of tasks with entries too small to be tasks, before anything is made of it."""
+def check_task_tables(tasks: Any, version: int) -> None:
+    """Refuse a list of tasks with entries too small to be tasks, before anything is made of it.
+
+    - `version`: of the format; only from 2 on an entry may lack a name.
+    """
     if not isinstance(tasks, list):
         raise DamageError("the config lists no tasks.")
     for number, task in enumerate(tasks):
-        if not isinstance(task, dict) or len(task) < LEAST_KEYS:
+        is_task = version == 1 or not isinstance(task, dict) or "bits" not in task or "name" in task
+        least = LEAST_KEYS if is_task else LEAST_KEYS_OF_WEIGHTS
+        if not isinstance(task, dict) or len(task) < least:
             raise DamageError(f"config: task {number} is no table with a name, classes and a bank.")
 
 

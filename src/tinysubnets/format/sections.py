@@ -10,7 +10,9 @@ Mask. The reference as a varint (see `model.subnet`); for one made of first scor
 bytes, and for each shared tensor the least magnitude of a score in the reference, four bytes; then
 the code (`coding.masks`).
 
-Memory. What tells a task from later ones, and how far it was from each earlier one.
+Memory. What tells a task from later ones.
+
+Routing. Numbers that tell a task's inputs from others without its name, by theirs.
 
 Records. The learner's settings and what is known of each task, as deflated JSON.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +42,7 @@ Memory = InputStatistics | Tensor | None
 MAX_REFERENCE = 1 << 20  # of a mask: far more than a bank has tasks
 NOTHING, GAUSSIAN, HISTOGRAM, SAMPLES = range(4)  # kinds of memory
 MAX_DIMENSIONS = 8
+MAX_ROUTING, MAX_ROUTING_NAME = 16, 64  # vectors of a task, and bytes of the name of one
 DTYPES = {  # by their names in the config; a memory section has the place in this list
     "f16": torch.float16,
     "bf16": torch.bfloat16,
@@ -56,7 +59,7 @@ _RECORD_TYPES: Mapping[str, Any] = {
     "accuracy": (int, float),
     "owned": (int, float),
     "reason": str,
-    "nearest": str,
+    "nearest": (int, str),  # a number; in format 1 a name
 }
 
 
@@ -171,16 +174,12 @@ def read_coded_mask(data: Reader, num_tensors: int) -> CodedMask:
 # Memory.
 
 
-def write_memory(
-    memory: Memory, divergences: Mapping[str, float], numbers: Mapping[str, int]
-) -> bytes:
-    """The section: the memory, then pairs of an earlier task's number and the divergence."""
-    if memory is None and not divergences:
+def write_memory(memory: Memory) -> bytes:
+    """The section of a task's memory; nothing where there is none."""
+    if memory is None:
         return b""
     out = Writer()
-    if memory is None:
-        out.byte(NOTHING)
-    elif isinstance(memory, Tensor):
+    if isinstance(memory, Tensor):
         out.byte(SAMPLES)
         out.byte(list(DTYPES.values()).index(memory.dtype))
         out.byte(memory.ndim)
@@ -189,29 +188,76 @@ def write_memory(
         out.raw(raw_bytes(memory))
     else:
         _write_statistics(out, memory)
-    for name, value in divergences.items():
-        out.varint(numbers[name])
-        out.floats(torch.tensor([value]), 32)
     return out.bytes()
 
 
-def read_memory(data: Reader, names: Sequence[str], number: int) -> tuple[Memory, dict[str, float]]:
-    """The memory of task `number`, and its divergences from earlier ones by their names."""
+def read_memory(data: Reader, num_divergences: int | None) -> Memory:
+    """A task's memory.
+
+    In format 1 divergences from `num_divergences` earlier tasks may follow, which the memories
+    themselves give; they are read over. None where there are none, as in format 2.
+    """
     if not data.data:
-        return None, {}
+        return None
     kind = data.byte()
     memory: Memory = None
     if kind == SAMPLES:
         memory = _read_samples(data)
     elif kind in (GAUSSIAN, HISTOGRAM):
         memory = _read_statistics(data, "gaussian" if kind == GAUSSIAN else "histogram")
-    elif kind != NOTHING:
+    elif kind != NOTHING or num_divergences is None:
         raise data.damage(f"unknown kind {kind} of memory.")
-    divergences: dict[str, float] = {}
-    while data.position < len(data.data):
-        task = data.varint(number - 1)
-        divergences[names[task]] = float(data.floats(1, 32))
-    return memory, divergences
+    while num_divergences is not None and data.position < len(data.data):
+        data.varint(num_divergences - 1)
+        data.raw(4)
+    data.done()
+    return memory
+
+
+# Routing.
+
+
+def write_routing(routing: Mapping[str, Tensor]) -> bytes:
+    """The section: how many vectors there are, then by name each one's name, length and numbers."""
+    if not routing:
+        return b""
+    if len(routing) > MAX_ROUTING:
+        raise ArtifactError(f"routing: {len(routing)} vectors; at most {MAX_ROUTING} are allowed.")
+    out = Writer()
+    out.varint(len(routing))
+    for name, values in sorted(routing.items()):
+        if values.ndim != 1 or not len(values) or not bool(torch.isfinite(values).all()):
+            raise ArtifactError(f"routing: {name!r} is not a vector of finite numbers.")
+        if not name or len(name.encode()) > MAX_ROUTING_NAME:
+            raise ArtifactError(f"routing: {name!r} is no name of 1 to {MAX_ROUTING_NAME} bytes.")
+        out.block(name.encode())
+        out.varint(len(values))
+        out.floats(values, 32)
+    return out.bytes()
+
+
+def read_routing(data: Reader) -> dict[str, Tensor]:
+    """The vectors of a task's routing, by name."""
+    out: dict[str, Tensor] = {}
+    if not data.data:
+        return out
+    last = b""
+    for _ in range(data.varint(MAX_ROUTING)):
+        name = data.block()
+        if not last < name or len(name) > MAX_ROUTING_NAME:
+            raise data.damage("names that are not in order, or too long.")
+        last = name
+        values = data.floats(data.varint(len(data.data)), 32)
+        if not len(values) or not bool(torch.isfinite(values).all()):
+            raise data.damage("an empty vector, or a number that is not finite.")
+        try:
+            out[name.decode()] = values
+        except UnicodeDecodeError:
+            raise data.damage("a name that is no text.") from None
+    if not out:
+        raise data.damage("an empty table.")
+    data.done()
+    return out
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
@@ -276,9 +322,10 @@ def max_text_bytes(num_tasks: int) -> int:
     return (1 << 16) + (num_tasks << 13)
 
 
-def write_records(settings: Mapping[str, Any], subnets: Iterable[Subnet]) -> bytes:
+def write_records(settings: Mapping[str, Any], subnets: Sequence[Subnet]) -> bytes:
     """The section: the length of the text, then the text as one raw deflate stream."""
-    tasks = [_record(s) for s in subnets]
+    numbers = {s.name: s.number for s in subnets if s.name}
+    tasks = [_record(s, numbers) for s in subnets]
     text = canonical({"settings": settings, "tasks": tasks}).encode()
     if len(text) > max_text_bytes(len(tasks)):
         raise ArtifactError(f"settings and reasons take {len(text)} bytes; shorten them.")
@@ -309,7 +356,7 @@ def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[dic
     return settings, tasks
 
 
-def _record(subnet: Subnet) -> dict[str, Any]:
+def _record(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:
     record: dict[str, Any] = {}
     if not math.isnan(subnet.valid_accuracy):
         record["accuracy"] = subnet.valid_accuracy
@@ -317,8 +364,8 @@ def _record(subnet: Subnet) -> dict[str, Any]:
         record["owned"] = subnet.owned_before_pruning
     if subnet.decision is not None:
         record["reason"] = subnet.decision.reason
-        if subnet.decision.nearest is not None:
-            record["nearest"] = subnet.decision.nearest
+        if (nearest := subnet.decision.nearest) is not None:
+            record["nearest"] = numbers[nearest]
     return record
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from tinysubnets import seeds
 from tinysubnets.errors import CapacityError
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BankDecision
+from tinysubnets.model.subnet import NO_BANK, BankDecision
 from tinysubnets.tasks.checks import class_balanced
-from tinysubnets.tasks.divergence import InputStatistics, divergences, summarise
-from tinysubnets.tasks.task import Task, is_tokens
-
-# Statistics of kept samples, by the tensor that holds them and the seed: every later task asks.
-_SUMMARIES: MutableMapping[Tensor, dict[int, InputStatistics]] = WeakTensorKeyDictionary()
+from tinysubnets.tasks.divergence import InputStatistics, divergences, statistics_of
+from tinysubnets.tasks.task import Task
 
 
 def balanced_sample(task: Task, count: int, seed: int) -> Tensor:
@@ -34,17 +28,7 @@ def remember(task: Task, settings: TSNSettings) -> InputStatistics | Tensor | No
     if settings.memory is None or settings.max_banks == 1:
         return None
     samples = balanced_sample(task, settings.memory_samples, settings.seed)
-    return samples if settings.memory == "samples" else _statistics(samples, settings.seed)
-
-
-def _statistics(memory: InputStatistics | Tensor, seed: int) -> InputStatistics:
-    """The statistics of a memory; those of samples are computed once, for as long as these live."""
-    if isinstance(memory, InputStatistics):
-        return memory
-    known = _SUMMARIES.setdefault(memory, {})
-    if seed not in known:
-        known[seed] = summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
-    return known[seed]
+    return samples if settings.memory == "samples" else statistics_of(samples, settings.seed)
 
 
 def choose_bank(
@@ -60,20 +44,24 @@ def choose_bank(
 def _by_divergence(
     store: SubnetStore, memory: InputStatistics | Tensor | None, settings: TSNSettings
 ) -> BankDecision:
-    if not store.subnets or memory is None:
+    if memory is None or not shared_banks(store):
         return last_bank(store)
-    mine = _statistics(memory, settings.seed)
-    kept = {s.name: s.memory for s in store.subnets.values() if s.memory is not None}
-    found = divergences(mine, [_statistics(m, settings.seed) for m in kept.values()])
-    distances = dict(zip(kept, found, strict=True))
+    mine = statistics_of(memory, settings.seed)
+    kept = {
+        s.name: statistics_of(s.memory, settings.seed)
+        for s in store.subnets.values()
+        if s.memory is not None and not s.isolated
+    }
+    distances = dict(zip(kept, divergences(mine, list(kept.values())), strict=True))
     if not distances:
-        return BankDecision(len(store.banks) - 1, "earlier tasks left nothing to compare with")
+        bank = shared_banks(store)[-1]
+        return BankDecision(bank, "earlier tasks left nothing to compare with")
     nearest = min(distances, key=lambda name: distances[name])
     bank, far = store.subnet(nearest).bank, distances[nearest]
     if far < settings.threshold:
         reason = f"like {nearest!r}: divergence {far:.2f} < {settings.threshold:g}"
-    elif len(store.banks) < settings.max_banks:
-        bank = len(store.banks)
+    elif len(shared_banks(store)) < settings.max_banks:
+        bank = new_bank(store)
         reason = (
             f"unlike all: nearest {nearest!r} at {far:.2f} >= {settings.threshold:g}: a new bank"
         )
@@ -82,29 +70,43 @@ def _by_divergence(
             f"nearest is {nearest!r} at {far:.2f} >= {settings.threshold:g}, "
             f"but all {settings.max_banks} banks are open"
         )
-    return BankDecision(bank, reason, distances, nearest)
+    return BankDecision(bank, reason, nearest)
+
+
+def shared_banks(store: SubnetStore) -> list[int]:
+    """The numbers of the banks in use that any task may join: not those of isolated tasks."""
+    entries = store.entries()
+    isolated = {s.bank for s in entries if s.isolated}
+    return sorted({s.bank for s in entries if s.bank != NO_BANK} - isolated)
+
+
+def new_bank(store: SubnetStore) -> int:
+    """The number of the next bank: one that removed tasks left empty, else one more."""
+    used = {s.bank for s in store.entries()}
+    return next(i for i in range(len(store.banks) + 1) if i not in used)
 
 
 def last_bank(store: SubnetStore) -> BankDecision:
     """The bank of methods that have one for all tasks: the first task opens it."""
-    if not store.subnets:
-        return BankDecision(0, "the first task opens the first bank")
-    return BankDecision(len(store.banks) - 1, "one bank for all tasks: no task memory is kept")
+    shared = shared_banks(store)
+    if not shared:
+        return BankDecision(new_bank(store), "the first task opens the first bank")
+    return BankDecision(shared[-1], "one bank for all tasks: no task memory is kept")
 
 
 def bank_with_room(store: SubnetStore, decision: BankDecision, max_banks: int) -> BankDecision:
     """The decision, moved to another bank if some layer of the chosen one has no free weight."""
-    room = [min(b.free_per_tensor()) > 0 for b in store.banks]
-    if decision.bank >= len(room) or room[decision.bank]:
+    room = {i: min(store.banks[i].free_per_tensor()) > 0 for i in shared_banks(store)}
+    if room.get(decision.bank, True):
         return decision
-    if any(room):
-        other = room.index(True)
+    if any(room.values()):
+        other = next(i for i in room if room[i])
     elif len(room) < max_banks:
-        other = len(room)
+        other = new_bank(store)
     else:
         raise CapacityError(
             f"no bank has free weights left in every layer, and all {max_banks} banks are open. "
             "Raise max_banks, lower density, or use sharing='values'."
         )
     reason = f"{decision.reason}; bank {decision.bank} is full, so bank {other}"
-    return BankDecision(other, reason, decision.divergences, decision.nearest)
+    return BankDecision(other, reason, decision.nearest)

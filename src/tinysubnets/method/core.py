@@ -145,7 +145,7 @@ class MaskedCore:
 
     def initial_state(self, task: Task, bank: int) -> InitialState:
         """What the next task starts from: a function of the seed, the bank and its number alone."""
-        key = InitKey(self.settings.seed, bank, len(self.store.subnets), self.settings.scale)
+        key = InitKey(self.settings.seed, bank, self.store.next_number, self.settings.scale)
         layout, num_classes = self.store.layout, task.num_classes
         return initial_state(self.architecture, layout, key, num_classes, self.pretrained)
 
@@ -158,7 +158,7 @@ class MaskedCore:
 
     def train(self, module: TaskModule, task: Task, settings: TrainingSettings) -> Training:
         """The training of the next task's module."""
-        number, seed = len(self.store.subnets), self.settings.seed
+        number, seed = self.store.next_number, self.settings.seed
         return Training(module, task, settings, seed=seed, number=number, device=self.device)
 
     def warn_full(self, bank: int) -> None:
@@ -184,6 +184,7 @@ class SubnetTrainer:
     - `compress`: how the method gets from the trained module to a mask and codes.
     - `task_params`: how the task-specific parameters are stored.
     - `memory`: what is kept of the task's inputs to compare later tasks with.
+    - `isolated`: whether the task has its bank for itself, for ever.
     """
 
     def __init__(
@@ -198,11 +199,13 @@ class SubnetTrainer:
         reports: dict[str, SubnetReport],
         memory: InputStatistics | Tensor | None = None,
         training: TrainingSettings | None = None,
+        isolated: bool = False,
     ) -> None:
+        self.isolated = isolated
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
-        self.number = len(core.store.subnets)
+        self._entries = [s.number for s in core.store.entries()]
         core.check_network(module, task)
         self.training = core.train(module, task, training or core.training)
 
@@ -227,7 +230,7 @@ class SubnetTrainer:
             return self._finish()
 
     def _finish(self) -> SubnetReport:
-        if len(self.core.store.subnets) != self.number:
+        if [s.number for s in self.core.store.entries()] != self._entries:
             raise TaskError(
                 f"the store has changed since training on {self.task.name!r} began, and with it "
                 "what the task started from; begin it again."
@@ -252,6 +255,7 @@ class SubnetTrainer:
             valid_accuracy=accuracy,
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
+            isolated=self.isolated,
         )
         self.core.store.add_(subnet)
         if distributed.is_active():
@@ -422,7 +426,7 @@ class MaskedLearner(ABC):
         check_method(numbers, self.name)
         with ModelFile(io.BytesIO(tensors["model"].numpy().tobytes())) as file:
             contents = read_contents(file)
-        self.store.banks, self.store.subnets = contents.banks, contents.subnets
+        contents.put_into(self.store)
         self.reports = {r["name"]: SubnetReport(**r) for r in numbers["reports"]}
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Self
 import torch
 
 from tinysubnets import config
-from tinysubnets.method.banks import choose_bank, remember
+from tinysubnets.method.banks import choose_bank, new_bank, remember
+from tinysubnets.method.base import check_task
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
 from tinysubnets.method.pruning import PruningSettings
@@ -82,11 +83,26 @@ class TinySubNets(MaskedLearner):
         trainer.finish()  # of the best epoch: `_compress`, then claimed by the store
         return self.reports[task.name]
 
-    def _begin(self, task: Task) -> SubnetTrainer:
-        """Choose the task's bank and set up its training; nothing is learned yet."""
+    def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer:
+        """Check a task, choose its bank and set up its training; nothing is learned yet.
+
+        - `isolated`: whether it gets a bank for itself; by default as the settings say.
+        """
+        with self.core.turn.taken():
+            check_task(task, self.tasks)
+            return self._begin(task, isolated=isolated)
+
+    def _begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer:
+        """Choose the task's bank and set up its training."""
         settings = self.settings
-        memory = remember(task, settings)
-        decision = choose_bank(self.store, memory, settings)
+        isolated = settings.isolated if isolated is None else isolated
+        # Nothing of an isolated task enters a later one, so nothing is kept to compare it by.
+        memory = None if isolated else remember(task, settings)
+        decision = (
+            BankDecision(new_bank(self.store), "isolated: a bank of its own")
+            if isolated
+            else choose_bank(self.store, memory, settings)
+        )
         return SubnetTrainer(
             self.core,
             task,
@@ -96,6 +112,7 @@ class TinySubNets(MaskedLearner):
             task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
             reports=self.reports,
             memory=memory,
+            isolated=isolated,
         )
 
     def _module(self, task: Task, decision: BankDecision) -> TaskModule:
@@ -135,7 +152,7 @@ class TinySubNets(MaskedLearner):
             bits,
             self.pruning,
             references=tuple(s.mask for s in others),
-            path=(settings.seed, "task", len(self.store.subnets)),
+            path=(settings.seed, "task", self.store.next_number),
         )
         own = trained.encode(pruned.mask, bits)  # the codebooks fit what is left
         return Compressed(pruned.mask, bits, own, time.perf_counter() - begin)

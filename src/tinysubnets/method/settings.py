@@ -31,6 +31,8 @@ class TSNSettings:
     - `task_param_bits`: how heads, biases and norms are stored; "auto" takes the narrowest form
       that loses at most `task_param_tolerance` of validation accuracy.
     - `layer_loss_weight`: the weight λ of the layer-wise loss.
+    - `isolated`: whether every task gets a bank for itself, not counted by `max_banks`, so that it
+      can be removed exactly at any time.
     """
 
     density: float = 0.3
@@ -54,6 +56,7 @@ class TSNSettings:
     task_param_bits: Literal["auto"] | int = "auto"
     task_param_tolerance: float = 0.002
     layer_loss_weight: float = 0.0
+    isolated: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

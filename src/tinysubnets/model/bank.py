@@ -1,6 +1,12 @@
-"""A bank: one complete set of values over the shared weights, with its owned set."""
+"""A bank: one complete set of values over the shared weights, with its owned set.
+
+And the base: pretrained values that belong to nobody and that tasks may add their own to.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +31,11 @@ class Bank:
         self.values = torch.zeros(layout.num_weights) if values is None else values
         self.owned = torch.zeros(layout.num_blocks, dtype=torch.bool) if owned is None else owned
 
+    def keep_(self, used: Tensor) -> None:
+        """Free every block outside `used`, booleans [num_blocks]; values there are zero again."""
+        self.values = torch.where(self.layout.expand(used), self.values, torch.zeros(()))
+        self.owned = self.owned & used
+
     def new_blocks(self, mask: Tensor) -> Tensor:
         """The blocks of a mask that nobody owns yet."""
         return mask & ~self.owned
@@ -47,3 +58,21 @@ class Bank:
     def free_per_tensor(self) -> tuple[int, ...]:
         """How many blocks of each tensor are still free."""
         return tuple(int((~self.owned[i:j]).sum()) for i, j in self.layout.block_segments)
+
+
+@dataclass(frozen=True)
+class Base:
+    """Pretrained weights that tasks start from and that no task owns.
+
+    - `name`, `source`: what they are called, and where they come from.
+    - `sha256`: of names and values, as `nn.init.weights_hash` computes it.
+    - `values`: all shared tensors and the task-specific ones whose shape does not depend on the
+      task's classes, by name; None where they are not at hand.
+    - `embedded`: whether a saved model holds the values, or only names them.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    values: Mapping[str, Tensor] | None = None
+    embedded: bool = False

@@ -23,6 +23,7 @@ class Entry:
     heads: float = 0
     task_params: float = 0
     memory: float = 0
+    routing: float = 0
     metadata: float = 0
 
     @property

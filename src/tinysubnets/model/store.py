@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,23 @@ from torch import Tensor, nn
 
 from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
-from tinysubnets.model.bank import Bank
+from tinysubnets.model.bank import Bank, Base
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
+from tinysubnets.model.removal import Removal, remove_, union
 from tinysubnets.model.size import Ledger
-from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodedMask, Subnet
+from tinysubnets.model.subnet import (
+    BASE,
+    FREE_SCORES,
+    MAX_CHAIN,
+    NO_BANK,
+    SCORES,
+    CodedMask,
+    Subnet,
+)
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
-from tinysubnets.tasks.checks import as_tensor
+from tinysubnets.tasks.checks import MAX_NAME, as_tensor, check_text
+from tinysubnets.tasks.divergence import divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.training.precision import arithmetic
 
@@ -39,6 +49,10 @@ class SubnetStore:
       start is coded as a difference from it. None where there is no such seed.
     - `device`: where tasks are computed; banks and masks stay on the CPU.
 
+    - `base`: pretrained weights that tasks may refer to.
+
+    `subnets` are the learned tasks by name, `nameless` the weights that removed tasks left to
+    others, by number. `next_number` is that of the next task: numbers are never used twice.
     `saved_as` names the file the store was loaded from or last saved as; a partial store holds one
     task.
     """
@@ -51,6 +65,7 @@ class SubnetStore:
         settings: Mapping[str, Any] | None = None,
         seed: int | None = None,
         device: torch.device | str = "cpu",
+        base: Base | None = None,
     ) -> None:
         self.architecture = architecture
         self.layout = Layout(architecture.shared, block)
@@ -58,9 +73,13 @@ class SubnetStore:
         self.device = torch.device(device)
         self.banks: list[Bank] = []
         self.subnets: dict[str, Subnet] = {}
+        self.nameless: dict[int, Subnet] = {}
+        self.next_number = 0
+        self.base = base
         self.saved_as: str | None = None
         self.is_partial = False
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
+        self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
 
     def __repr__(self) -> str:
         return (
@@ -79,12 +98,19 @@ class SubnetStore:
             raise TaskError(unknown("task", str(task), self.subnets))
         return self.subnets[task]
 
+    def entries(self, bank: int | None = None) -> list[Subnet]:
+        """All subnets, nameless ones too, in the order of learning; or those of one bank."""
+        found = [*self.subnets.values(), *self.nameless.values()]
+        found.sort(key=lambda s: s.number)
+        return found if bank is None else [s for s in found if s.bank == bank]
+
     def members(self, bank: int) -> list[Subnet]:
-        """The subnets of a bank, in the order of learning."""
+        """The tasks of a bank, in the order of learning."""
         return [s for s in self.subnets.values() if s.bank == bank]
 
     def add_(self, subnet: Subnet) -> None:
-        """Claim the subnet's new weights in its bank and keep the subnet."""
+        """Claim the subnet's new weights in its bank and keep the subnet under the next number."""
+        check_text(subnet.name, "a task's name", MAX_NAME, controls=True)
         if subnet.name in self.subnets:
             raise TaskError(f"a task named {subnet.name!r} has been learned already.")
         if self.is_partial:
@@ -92,33 +118,170 @@ class SubnetStore:
                 f"this store holds only the task {self.tasks[0]!r} of its model; load the whole "
                 "model to learn on top of it."
             )
+        subnet = replace(subnet, number=self.next_number)
+        self._check_place(subnet)
         while len(self.banks) <= subnet.bank:
             self.banks.append(Bank(self.layout))
-        stored = _as_stored(subnet, self._coded_mask(subnet))
-        own = [c.decode() for c in subnet.own]
-        self.banks[subnet.bank].claim_(stored.mask, torch.cat(own))
+        earlier = self.entries(subnet.bank)
+        if subnet.bank == NO_BANK:
+            owned = union(earlier, self.layout)
+        else:
+            owned = pack_mask(self.banks[subnet.bank].owned.numpy())
+        stored = _as_stored(subnet, self.coded_mask(subnet, earlier, owned))
+        if subnet.bank != NO_BANK:
+            own = [c.decode() for c in subnet.own]
+            self.banks[subnet.bank].claim_(stored.mask, torch.cat(own))
         self.subnets[subnet.name] = stored
+        self.next_number += 1
+        self._by_number = {}
 
-    def _coded_mask(self, subnet: Subnet) -> CodedMask:
-        """The mask against the cheapest reference; first scores count where they are known."""
-        members = self.members(subnet.bank)
-        kinds = [m.coded_mask.reference for m in members if m.coded_mask is not None]
+    def _check_place(self, subnet: Subnet) -> None:
+        """Refuse a subnet whose bank or reference it may not use."""
+        others = self.entries()
+        if subnet.reference == BASE and self.base is None:
+            raise TaskError(f"task {subnet.name!r} refers to a base, and the store has none.")
+        if subnet.reference is None and subnet.bank == NO_BANK:
+            raise TaskError(f"task {subnet.name!r} has neither a bank nor a reference.")
+        if subnet.reference not in (None, BASE):
+            found = [s for s in others if s.number == subnet.reference]
+            if not found or found[0].isolated or subnet.isolated:
+                raise TaskError(
+                    f"task {subnet.name!r} refers to task number {subnet.reference}, which is "
+                    "not there or isolated; give the number of a learned task."
+                )
+            if len(self._chain(found[0])) > MAX_CHAIN:
+                raise TaskError(
+                    f"task {subnet.name!r} would add up more than {MAX_CHAIN} subnets; refer to a "
+                    "task that refers to fewer."
+                )
+        alone = [s for s in others if s.bank == subnet.bank != NO_BANK]
+        if alone and (subnet.isolated or any(s.isolated for s in alone)):
+            raise TaskError(
+                f"bank {subnet.bank} cannot be shared: an isolated task is alone in it."
+            )
+
+    def coded_mask(self, subnet: Subnet, earlier: Sequence[Subnet], owned: np.ndarray) -> CodedMask:
+        """The mask against the cheapest reference, behind the earlier entries of its bank.
+
+        First scores count where they are known: not for a mask that no scores were learned for.
+
+        - `earlier`: those entries, in order.
+        - `owned`: all that their masks hold, at one bit per block.
+        """
+        kinds = [m.coded_mask.reference for m in earlier if m.coded_mask is not None]
         score_references = sum(k in (SCORES, FREE_SCORES) for k in kinds)
         seed = self.seed if score_references < MAX_SCORE_REFERENCES else None
         context = MaskContext(
             self.layout,
             subnet.bank,
-            len(self.subnets),
-            {i: m.packed_mask.bits for i, m in enumerate(members)},
-            pack_mask(self.banks[subnet.bank].owned.numpy()),
+            subnet.number,
+            {i: m.packed_mask.bits for i, m in enumerate(earlier)},
+            owned,
         )
-        return code_mask(subnet.mask.numpy(), context, seed)
+        scored = bool(subnet.name) and subnet.bank != NO_BANK
+        return code_mask(subnet.mask.numpy(), context, seed if scored else None)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a task another name; nothing else changes."""
+        subnet = self.subnet(old)
+        if self.is_partial:
+            raise TaskError("load the whole model to rename a task of it.")
+        check_text(new, "a task's name", MAX_NAME, controls=False)
+        if new in self.subnets:
+            raise TaskError(f"{old!r} cannot be named {new!r}: there is a task of that name.")
+        renamed = {new if n == old else n: s for n, s in self.subnets.items()}
+        renamed[new] = replace(subnet, name=new)
+        for name, other in renamed.items():
+            decision = other.decision
+            if decision is not None and decision.nearest == old:
+                reason = decision.reason.replace(repr(old), repr(new))
+                decision = replace(decision, reason=reason, nearest=new)
+                renamed[name] = replace(other, decision=decision)
+        self.subnets = renamed
+        self._forget()
+
+    def remove(self, name: str, *, exact: bool = False) -> Removal:
+        """Take a task away; all other tasks decode to the same bits as before.
+
+        Its name, head, task-specific parameters, memory and routing are gone, and its own weights
+        are free again but for those that other tasks use.
+
+        - `exact`: leave nothing that depends on the task's data: every later task that is not
+          isolated goes too, because it was learned beside this one. An isolated task goes alone.
+        """
+        subnet = self.subnet(name)
+        if self.is_partial:
+            raise TaskError("load the whole model to remove a task from it.")
+        names = [name, *(self.learned_beside(name) if exact else ())]
+        removal = remove_(self, [self.subnets[n].number for n in names])
+        self._forget()
+        return replace(removal, names=tuple(names), exact=exact or subnet.isolated)
+
+    def learned_beside(self, name: str) -> tuple[str, ...]:
+        """The later tasks that a task may have entered: all that are not isolated, or none."""
+        subnet = self.subnet(name)
+        if subnet.isolated:
+            return ()
+        later = (s for s in self.subnets.values() if s.number > subnet.number)
+        return tuple(s.name for s in later if not s.isolated)
+
+    def divergences(self, task: str) -> dict[str, float]:
+        """How far a task's inputs are from those of each earlier task, by the memories kept."""
+        subnet = self.subnet(task)
+        if subnet.memory is None:
+            return {}
+        seed = self.seed or 0
+        kept = {
+            s.name: statistics_of(s.memory, seed)
+            for s in self.subnets.values()
+            if s.number < subnet.number and s.memory is not None
+        }
+        found = divergences(statistics_of(subnet.memory, seed), list(kept.values()))
+        return {n: float(np.float32(d)) for n, d in zip(kept, found, strict=True)}
 
     def weights(self, task: str) -> Tensor:
-        """The task's shared weights, flat: its bank's values under its mask, else 0."""
-        subnet = self.subnet(task)
-        values = self.banks[subnet.bank].values
-        return torch.where(self.layout.expand(subnet.mask), values, torch.zeros(()))
+        """The task's shared weights, flat: its bank's values under its mask, else 0.
+
+        Where the task refers to another, or to the base, they are added to that one's weights.
+        """
+        chain = self._chain(self.subnet(task))
+        total = self._base_weights() if chain[-1].reference == BASE else None
+        for entry in reversed(chain):
+            mask = self.layout.expand(entry.mask)
+            if entry.bank == NO_BANK:
+                own = torch.cat([c.decode() for c in entry.own])
+                values = torch.zeros(self.layout.num_weights).masked_scatter(mask, own)
+            else:
+                values = self.banks[entry.bank].values
+            if total is None:
+                total = torch.where(mask, values, torch.zeros(()))
+            else:
+                total = torch.where(mask, total + values, total)
+        assert total is not None
+        return total
+
+    def _chain(self, subnet: Subnet) -> list[Subnet]:
+        """A subnet, the one it adds its weights to, and so on; the base is not among them."""
+        chain, numbers = [subnet], self._by_number
+        while (reference := chain[-1].reference) not in (None, BASE):
+            if not numbers:
+                numbers = self._by_number = {s.number: s for s in self.entries()}
+            chain.append(numbers[int(reference or 0)])
+        return chain
+
+    def _forget(self) -> None:
+        """Drop what was made of subnets that are no longer the same."""
+        self._decoded, self._by_number = (), {}
+
+    def _base_values(self) -> Mapping[str, Tensor]:
+        if self.base is None or self.base.values is None:
+            name = "a base" if self.base is None else f"the base {self.base.name!r}"
+            raise TaskError(f"the values of {name} are needed, and the model does not hold them.")
+        return self.base.values
+
+    def _base_weights(self) -> Tensor:
+        values = self._base_values()
+        return torch.cat([values[s.name].float().flatten() for s in self.layout.shared])
 
     def tensors(self, task: str) -> dict[str, Tensor]:
         """All tensors the network needs for a task, decoded, by the user's own names."""
@@ -128,6 +291,8 @@ class SubnetStore:
             if other is subnet:
                 return tensors
         tensors = self.architecture.split(self.weights(task)) | subnet.task_tensors()
+        for name in subnet.from_base():
+            tensors[name] = self._base_values()[name]
         tensors |= self.architecture.constants
         decoded = {n: t.to(self.device) for n, t in tensors.items()}
         size = sum(t.numel() * t.element_size() for t in decoded.values())
@@ -273,14 +438,8 @@ class SubnetStore:
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:
     """The subnet with every number as a file keeps it, so that saving changes nothing."""
-    old, decision = subnet.normalization, subnet.decision
+    old = subnet.normalization
     mean, std = (tuple(float(np.float32(v)) for v in part) for part in (old.mean, old.std))
-    if decision is not None:
-        rounded = {n: float(np.float32(v)) for n, v in decision.divergences.items()}
-        decision = replace(decision, divergences=rounded)
     return replace(
-        subnet,
-        normalization=Normalization(mean, std, old.trailing),
-        decision=decision,
-        coded_mask=coded_mask,
+        subnet, normalization=Normalization(mean, std, old.trailing), coded_mask=coded_mask
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ class CodebookTensor:
     """Values as they are stored: codes into a few centroids, or the values themselves.
 
     `values` holds the centroids, or without `codes` the values in order. They take 16 bits each
-    where all of them are exact in float16, else 32.
+    where all of them are exact in float16, else 32. Codes of 0 bits stand for one value
+    everywhere; see `constant`.
     """
 
     values: Tensor
@@ -65,6 +67,13 @@ def code(values: Tensor, bits: int, *, centroids: Tensor | None = None) -> Codeb
     return CodebookTensor(centroids, assign(values, centroids).to(torch.uint8), bits)
 
 
+def constant(value: float, count: int) -> CodebookTensor:
+    """A task-specific parameter that is one number everywhere; a file keeps no values of it."""
+    # Expanded, so that no count takes memory before it is decoded.
+    codes = torch.zeros(1, dtype=torch.uint8).expand(count)
+    return CodebookTensor(torch.tensor([value], dtype=torch.float32), codes, 0)
+
+
 def _halved(values: Tensor) -> Tensor:
     """Values rounded to float16, or unchanged where one of them would overflow."""
     halves = values.half().float()
@@ -86,11 +95,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class BankDecision:
-    """Which bank a task went to, how far it was from each earlier task, and why."""
+    """Which bank a task went to, and why.
+
+    - `bank`: its number.
+    - `reason`: in words; a task in it is named as `repr` writes its name.
+    - `nearest`: the name of the earlier task whose inputs were most alike, where there is one.
+    """
 
     bank: int
     reason: str
-    divergences: Mapping[str, float] = field(default_factory=dict)
     nearest: str | None = None
 
 
@@ -98,7 +111,7 @@ class BankDecision:
 class CodedMask:
     """A mask as it is stored: bytes that code its difference from a reference mask.
 
-    `reference` is one of the constants below, or `FIRST_MEMBER` plus the number of an earlier task
+    `reference` is one of the constants below, or `FIRST_MEMBER` plus the place of an earlier entry
     among those of the bank. A reference made of scores names its seed and, per tensor, the least
     magnitude of a score that the reference mask holds; see `mask_references`.
     """
@@ -110,6 +123,9 @@ class CodedMask:
 
 
 NO_REFERENCE, OWNED, SCORES, FREE_SCORES, FIRST_MEMBER = range(5)
+NO_BANK = -1  # of a subnet that shares no values: its codes are all there is under its mask
+BASE = -1  # as a reference: the pretrained weights that the model names
+MAX_CHAIN = 16  # subnets that one adds its own weights to, one behind the other
 
 
 @dataclass(frozen=True)
@@ -137,7 +153,11 @@ class PackedMask:
 class Subnet:
     """One learned task: its bank, mask, own coded weights, task-specific parameters and memory.
 
+    A subnet without a name holds weights that a removed task owned and others still use: it has a
+    mask and own weights and nothing else.
+
     - `classes`: the user's own labels, in the order of the logits.
+    - `bank`: where the weights under its mask stand; `NO_BANK` where all of them are its own.
     - `packed_mask`: one bit per block of shared weights: whether the task uses it.
     - `bits`: the width of the codes of `own`; 32 where values stand as themselves.
     - `own`: the weights that this task was the first of its bank to use, in the order of the flat
@@ -149,6 +169,12 @@ class Subnet:
     - `owned_before_pruning`: the share of the bank that tasks owned before post-pruning.
     - `coded_mask`: the mask as the file has it; made once, when the store takes the subnet.
     - `sample`: what raw inputs look like.
+    - `number`: counts tasks in the order of learning and is never used twice; the store gives it.
+    - `isolated`: whether it has its bank alone and nothing of it entered a later task.
+    - `preprocessing`: how an image becomes a raw input, as plain data; None where unknown.
+    - `routing`: what tells the task's inputs from others without its name: float32 vectors by name.
+    - `reference`: the number of an earlier subnet, or `BASE`: what the mask holds is added to the
+      decoded weights of that one. None where the weights are what the mask holds, and 0 elsewhere.
     """
 
     name: str
@@ -166,6 +192,11 @@ class Subnet:
     owned_before_pruning: float = float("nan")
     coded_mask: CodedMask | None = None
     sample: Sample | None = None
+    number: int = -1
+    isolated: bool = False
+    preprocessing: Mapping[str, Any] | None = None
+    routing: Mapping[str, Tensor] = field(default_factory=dict)
+    reference: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -181,7 +212,7 @@ class Subnet:
 
     @property
     def num_new(self) -> int:
-        """How many weights this task added to its bank."""
+        """How many weights this task has of its own."""
         return sum(len(c) for c in self.own)
 
     def check_scale(self, inputs: Tensor) -> None:
@@ -192,3 +223,7 @@ class Subnet:
     def task_tensors(self) -> dict[str, Tensor]:
         """The task-specific parameters as the network takes them, by name."""
         return {n: c.decode().reshape(self.shapes[n]) for n, c in self.task_params.items()}
+
+    def from_base(self) -> tuple[str, ...]:
+        """The task-specific parameters that are the base's own."""
+        return tuple(n for n in self.shapes if n not in self.task_params)

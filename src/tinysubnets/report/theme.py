@@ -1,6 +1,6 @@
 """The theme: the colors of pages and pictures, by name, in light and in dark.
 
-The seven colors of the ledger are those of Okabe and Ito, which people with color blindness tell
+The colors of the ledger are those of Okabe and Ito, which people with color blindness tell
 apart; tasks take a ramp from blue to amber whose lightness rises steadily, so that their order
 reads without color as well.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 
 MarkShape = Literal["disc", "square", "diamond", "triangle"]
 
-PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "metadata")
+PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing", "metadata")
 """The lines of the ledger, in the order in which they are drawn."""
 
 _COLORS = {  # light, dark
@@ -32,6 +32,7 @@ _COLORS = {  # light, dark
     "heads": ("#009e73", "#2dbb91"),
     "task_params": ("#cc79a7", "#cc79a7"),
     "memory": ("#d55e00", "#ee7d2b"),
+    "routing": ("#b5a900", "#f0e442"),
     "metadata": ("#8d939c", "#8d939c"),
     "series-1": ("#0072b2", "#4aa3dd"),
     "series-2": ("#d55e00", "#ee7d2b"),

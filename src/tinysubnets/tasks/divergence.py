@@ -7,7 +7,7 @@ what two samples of one task show by chance: about 1 means "as alike as one task
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tinysubnets import seeds
 from tinysubnets.errors import TaskError
+from tinysubnets.tasks.checks import is_tokens
 
 GRID = 8  # cells per spatial axis of an image
 GROUPS = 64  # groups of a vector
@@ -49,6 +51,10 @@ class InputStatistics:
     count: int
 
 
+# Statistics of kept samples, by the tensor that holds them and the seed: every later task asks.
+_SUMMARIES: MutableMapping[Tensor, dict[int, InputStatistics]] = WeakTensorKeyDictionary()
+
+
 def summarise(
     samples: Tensor, *, tokens: bool, seed: int | Sequence[int | str] = 0
 ) -> InputStatistics:
@@ -72,6 +78,19 @@ def summarise(
         one, other = features[order[:half]], features[order[half:]]
         noise += _compare(_describe(one, kind), _describe(other, kind))
     return InputStatistics(kind, *_describe(features, kind), noise / HALVINGS / 2, len(samples))
+
+
+def statistics_of(memory: InputStatistics | Tensor, seed: int) -> InputStatistics:
+    """The statistics that a task's memory is or gives.
+
+    Those of samples are computed once, for as long as these live.
+    """
+    if isinstance(memory, InputStatistics):
+        return memory
+    known = _SUMMARIES.setdefault(memory, {})
+    if seed not in known:
+        known[seed] = summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
+    return known[seed]
 
 
 def divergence(a: InputStatistics, b: InputStatistics) -> float:

@@ -1,0 +1,183 @@
+"""Taking tasks away: what becomes of the weights that a removed task owned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tinysubnets.coding.bits import unpack_mask
+from tinysubnets.model.subnet import BASE, NO_BANK, CodebookTensor, PackedMask, Subnet
+from tinysubnets.nn.layout import Layout
+from tinysubnets.tasks.normalization import Normalization
+
+if TYPE_CHECKING:
+    from tinysubnets.model.store import SubnetStore
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What removing tasks came to.
+
+    - `freed`: how many weights that removed tasks owned are free again.
+    - `kept`: how many stay, without a name, because other tasks use them.
+    - `used_by`: the tasks that use those.
+    - `names`: the tasks that were removed.
+    - `exact`: whether nothing is left in the model that depends on the first one's data.
+    """
+
+    freed: int
+    kept: int
+    used_by: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    exact: bool = False
+
+
+def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
+    """Remove the tasks of these numbers; every other task decodes to the same bits.
+
+    What others use of their weights stays under an entry without a name, at the same place of the
+    order, so that a weight still belongs to the first mask of its bank that holds it. Earlier
+    nameless entries shrink in the same way, and masks that were coded against one that changed are
+    coded anew.
+    """
+    gone = set(numbers)
+    names = {s.name for s in store.subnets.values() if s.number in gone}
+    before = store.entries()
+    needed = _referred_to(before, gone)
+    freed = kept = 0
+    users: set[int] = set()
+    entries: dict[int, Subnet] = {}
+    for number in [NO_BANK, *range(len(store.banks))]:
+        members = [s for s in before if s.bank == number]
+        whole = [s for s in members if _stays(s, gone) or s.number in needed]
+        used = union(whole, store.layout)
+        owned, owned_after = np.zeros_like(used), np.zeros_like(used)
+        changed = False
+        after: list[Subnet] = []
+        for subnet in members:
+            bits = subnet.packed_mask.bits
+            new = bits if number == NO_BANK else bits & ~owned
+            owned |= bits
+            left: Subnet | None = subnet
+            if not _stays(subnet, gone):
+                others = used if number != NO_BANK else np.zeros_like(used)
+                stay = bits if subnet.number in needed else new & others
+                left = _nameless(store, subnet, new, stay)
+                if subnet.number in gone:
+                    num = 0 if left is None else left.num_new
+                    kept, freed = kept + num, freed + subnet.num_new - num
+                    users |= {s.number for s in whole if np.any(s.packed_mask.bits & new & others)}
+            changed |= left is None or not np.array_equal(left.packed_mask.bits, bits)
+            if left is not None:
+                if changed or left.coded_mask is None:
+                    left = replace(left, coded_mask=store.coded_mask(left, after, owned_after))
+                after.append(left)
+                owned_after = owned_after | left.packed_mask.bits
+        entries |= {s.number: s for s in after}
+        if number != NO_BANK and changed:
+            blocks = torch.from_numpy(unpack_mask(used, store.layout.num_blocks))
+            store.banks[number].keep_(blocks)
+    store.subnets = {
+        name: _without_names(entries[s.number], names)
+        for name, s in store.subnets.items()
+        if s.number not in gone
+    }
+    store.nameless = {n: s for n, s in sorted(entries.items()) if not s.name}
+    chains = {n: _chain(s, entries) for n, s in store.subnets.items()}
+    used_by = tuple(n for n, chain in chains.items() if chain & (users | gone))
+    return Removal(freed, kept, used_by)
+
+
+def union(subnets: Iterable[Subnet], layout: Layout) -> np.ndarray:
+    """What any of some masks holds, at one bit per block."""
+    found = np.zeros(-(-layout.num_blocks // 8), np.uint8)
+    for subnet in subnets:
+        found |= subnet.packed_mask.bits
+    return found
+
+
+def _chain(subnet: Subnet, entries: Mapping[int, Subnet]) -> set[int]:
+    """The numbers of all entries whose weights a subnet adds up, its own among them."""
+    found = {subnet.number}
+    while subnet.reference not in (None, BASE):
+        subnet = entries[int(subnet.reference or 0)]
+        found.add(subnet.number)
+    return found
+
+
+def _stays(subnet: Subnet, gone: set[int]) -> bool:
+    """Whether it is a task that is not removed."""
+    return bool(subnet.name) and subnet.number not in gone
+
+
+def _referred_to(entries: list[Subnet], gone: set[int]) -> set[int]:
+    """The numbers of all entries that some task which stays adds its own weights to."""
+    numbers = {s.number: s for s in entries}
+    found: set[int] = set()
+    for subnet in entries:
+        reference = subnet.reference if _stays(subnet, gone) else None
+        while reference not in (None, BASE) and reference not in found:
+            found.add(int(reference or 0))
+            reference = numbers[int(reference or 0)].reference
+    return found
+
+
+def _nameless(
+    store: SubnetStore, subnet: Subnet, new: np.ndarray, left: np.ndarray
+) -> Subnet | None:
+    """What is left of a removed task: the blocks `left` of its mask, with its own weights there.
+
+    `new` are the blocks whose values the subnet has; both at one bit per block.
+    """
+    if not left.any():
+        return None
+    layout = store.layout
+    had, has = (
+        layout.expand(torch.from_numpy(unpack_mask(bits, layout.num_blocks)))
+        for bits in (new, left & new)
+    )
+    segments = layout.segments
+    if len(subnet.own) == 1:
+        segments = ((0, layout.num_weights),)
+    own = tuple(
+        _chosen(coded, has[i:j][had[i:j]])
+        for coded, (i, j) in zip(subnet.own, segments, strict=True)
+    )
+    return Subnet(
+        name="",
+        classes=(),
+        normalization=Normalization(),
+        bank=subnet.bank,
+        packed_mask=PackedMask(left, layout.num_blocks),
+        bits=subnet.bits,
+        own=own,
+        task_params={},
+        shapes={},
+        number=subnet.number,
+        isolated=False,
+        reference=subnet.reference,
+    )
+
+
+def _chosen(coded: CodebookTensor, which: torch.Tensor) -> CodebookTensor:
+    """Some of the values, with no centroid that none of them has."""
+    if coded.codes is None:
+        return CodebookTensor(coded.values[which])
+    codes = coded.codes[which]
+    used, places = torch.unique(codes, return_inverse=True)
+    if len(codes) <= len(used):
+        return CodebookTensor(coded.values[codes.long()])
+    return CodebookTensor(coded.values[used.long()], places.to(coded.codes.dtype), coded.bits)
+
+
+def _without_names(subnet: Subnet, names: set[str]) -> Subnet:
+    """The subnet with no word of removed tasks in why it went to its bank."""
+    decision = subnet.decision
+    if decision is None or decision.nearest not in names:
+        return subnet
+    reason = "the task most alike has been removed"
+    return replace(subnet, decision=replace(decision, reason=reason, nearest=None))

@@ -1,0 +1,308 @@
+"""The life of a task: renamed, replaced, removed, and everything else stays to the bit."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import models
+from nets import learner, mlp, task
+from tinysubnets import format as artifact
+from tinysubnets.errors import ArtifactError, TaskError
+from tinysubnets.format.io import encode
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import MAX_CHAIN, NO_BANK
+
+
+def data(store: SubnetStore) -> bytes:
+    """The bytes of a store's file."""
+    return b"".join(encode(store).parts)
+
+
+def digests(store: SubnetStore) -> dict[str, str]:
+    """A hash of every task's tensors."""
+    return {name: store.digest(name) for name in store.tasks}
+
+
+def check_banks(store: SubnetStore) -> None:
+    """Each bank owns what the masks of its tasks hold, and nothing else has a value."""
+    for number, bank in enumerate(store.banks):
+        used = torch.zeros(store.layout.num_blocks, dtype=torch.bool)
+        for subnet in store.members(number):
+            used |= subnet.mask
+        referred = {s.reference for s in store.entries()}
+        for subnet in store.nameless.values():
+            if subnet.number in referred and subnet.bank == number:
+                used |= subnet.mask
+        assert torch.equal(bank.owned, used)
+        assert not bank.values[~store.layout.expand(used)].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    removals=st.lists(st.integers(0, 6), min_size=1, max_size=5),
+    block=st.sampled_from([1, 4]),
+    saved=st.booleans(),
+    kind=st.sampled_from(["store", "whole"]),
+)
+def test_removing_tasks_leaves_all_others_to_the_bit(
+    removals: list[int],
+    block: int,
+    saved: bool,
+    kind: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    net = models.own_network() if kind == "whole" else None
+    store = models.whole_store() if kind == "whole" else models.store("named", 6, block)
+    folder, inputs = tmp_path_factory.mktemp("life"), models.inputs()
+    for place in removals:
+        if not store.tasks:
+            break
+        name = store.tasks[place % len(store.tasks)]
+        next_number, before = store.next_number, digests(store)
+        logits = {n: store.logits(n, inputs) for n in store.tasks}
+        own = store.subnet(name).num_new
+        removal = store.remove(name)
+        assert removal.names == (name,) and removal.freed + removal.kept == own
+        assert bool(removal.kept) == bool(set(removal.used_by)) or not own
+        del before[name]
+        assert digests(store) == before and store.next_number == next_number
+        assert all(torch.equal(store.logits(n, inputs), logits[n]) for n in store.tasks)
+        check_banks(store)
+        if saved:
+            store.save(folder)
+            again = SubnetStore.load(folder, net)
+            assert data(again) == data(store) and digests(again) == before
+            assert all(
+                SubnetStore.load(folder, net, task=n).digest(n) == before[n] for n in store.tasks
+            )
+            store = again
+
+
+def test_weights_that_nobody_uses_are_free_again() -> None:
+    store = models.store("named", 6)
+    before = store.free_share()
+    for name in store.tasks:
+        store.remove(name)
+    assert before < 1 and store.free_share() == 1 and not store.entries()
+    assert len(store.banks) == 2  # empty ones stay, with their numbers
+    assert store.next_number == 6
+
+
+def test_nothing_of_a_removed_task_is_in_the_file(tmp_path: Path) -> None:
+    store = models.store("named", 4)
+    models.add_task(
+        store,
+        8,
+        name="a secret name",
+        classes=("stealthy", "labels"),
+        shapes=store.architecture.task_param_shapes(2),
+        task_params={
+            n: models.code(torch.full((int(np.prod(s)),), 0.40625), 32)
+            for n, s in store.architecture.task_param_shapes(2).items()
+        },
+    )
+    decision = models.BankDecision(0, "like 'a secret name'", "a secret name")
+    models.add_task(store, 9, decision=decision)
+    assert b"a secret name" in data(store) and b"stealthy" in data(store)
+    store.remove("a secret name")
+    path = store.save(tmp_path)
+    with artifact.ModelFile(path) as file:
+        records = zlib.decompress(file.section("records")[2:], -15)
+    assert b"accuracy" in records and b"secret" not in records
+    assert b"secret" not in path.read_bytes() and b"stealthy" not in path.read_bytes()
+    left = SubnetStore.load(tmp_path).subnet("task 9").decision
+    assert left is not None and "removed" in left.reason and left.nearest is None
+    for file_of_people in ("config.json", "README.md"):
+        assert "secret" not in (tmp_path / file_of_people).read_text()
+
+
+def test_a_task_can_be_renamed(tmp_path: Path) -> None:
+    store = models.store("named", 4)
+    before, tasks = digests(store), store.tasks
+    store.rename("task 0", "birds")
+    assert store.tasks == ("birds", *tasks[1:])
+    assert list(digests(store).values()) == list(before.values())
+    store.save(tmp_path)
+    again = SubnetStore.load(tmp_path)
+    assert again.tasks == store.tasks and again.digest("birds") == before["task 0"]
+    assert again.subnet("task 1").decision.nearest == "birds"  # type: ignore[union-attr]
+    for wrong in ("task 1", "", "x" * 2000, "\ud800"):
+        with pytest.raises(TaskError):
+            store.rename("birds", wrong)
+    with pytest.raises(TaskError, match="unknown task"):
+        store.rename("nobody", "somebody")
+
+
+def test_a_name_that_no_file_can_hold_is_refused_at_the_door() -> None:
+    store = models.store("named", 1)
+    for wrong in ("\ud800", "x" * 100_000):
+        with pytest.raises(TaskError):
+            models.add_task(store, 5, name=wrong)
+    assert store.tasks == ("task 0",)
+
+
+def test_partial_stores_are_not_changed(tmp_path: Path) -> None:
+    models.store("named", 3).save(tmp_path)
+    alone = SubnetStore.load(tmp_path, task="task 1")
+    with pytest.raises(TaskError, match="whole model"):
+        alone.remove("task 1")
+    with pytest.raises(TaskError, match="whole model"):
+        alone.rename("task 1", "other")
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_learning_goes_on_after_removals(isolated: bool, tmp_path: Path) -> None:
+    def life(through_a_file: bool) -> SubnetStore:
+        learn = learner(mlp(), isolated=isolated)
+        for number in range(3):
+            learn.learn(task(f"t{number}", seed=number))
+        before = digests(learn.store)
+        learn.store.remove("t1")
+        if through_a_file:
+            folder = tmp_path / str(isolated)
+            learn.save(folder)
+            learn = TinySubNets.resume(folder, mlp())
+        learn.learn(task("t1", seed=1))
+        learn.learn(task("t3", seed=3))
+        assert [s.number for s in learn.store.subnets.values()] == [0, 2, 3, 4]
+        assert all(learn.store.digest(n) == before[n] for n in ("t0", "t2"))
+        return learn.store
+
+    assert data(life(False)) == data(life(True))
+
+
+def test_an_isolated_task_can_be_removed_exactly(tmp_path: Path) -> None:
+    """The same sequence with other data for that task: afterwards the files are equal."""
+
+    def life(seed: int) -> SubnetStore:
+        learn = learner(mlp(), max_banks=2, threshold=3.0)
+        learn.learn(task("one", seed=0))
+        trainer = learn.begin(task("mine", seed=seed, offset=float(seed)), isolated=True)
+        while not trainer.finished:
+            trainer.epoch()
+        trainer.finish()
+        for number, offset in ((1, 50.0), (2, 0.0), (3, -50.0)):
+            learn.learn(task(f"later {number}", seed=number, offset=offset))
+        assert learn.store.subnet("mine").isolated
+        assert learn.store.members(learn.store.subnet("mine").bank) == [learn.store.subnet("mine")]
+        removal = learn.store.remove("mine", exact=True)
+        assert removal.names == ("mine",) and removal.exact and not removal.kept
+        return learn.store
+
+    one, two = life(7), life(8)
+    assert data(one) == data(two)
+    assert len(one.tasks) == 4 and one.next_number == 5
+
+
+def test_exact_removal_takes_later_tasks_with_it() -> None:
+    store = models.store("named", 4)
+    models.add_task(store, 6, bank=2, isolated=True)
+    models.add_task(store, 7, bank=1)
+    assert store.learned_beside("task 1") == ("task 2", "task 3", "task 7")
+    before = digests(store)
+    removal = store.remove("task 1", exact=True)
+    assert removal.exact and removal.names == ("task 1", "task 2", "task 3", "task 7")
+    assert store.tasks == ("task 0", "task 6") and not store.nameless
+    assert all(store.digest(n) == before[n] for n in store.tasks)
+
+
+def test_an_isolated_bank_is_never_shared() -> None:
+    store = models.store("named", 2)
+    models.add_task(store, 6, bank=1, isolated=True)
+    with pytest.raises(TaskError, match="isolated"):
+        models.add_task(store, 7, bank=1)
+    with pytest.raises(TaskError, match="isolated"):
+        models.add_task(store, 8, bank=0, isolated=True)
+
+
+def test_chains_of_differences_end(tmp_path: Path) -> None:
+    store = models.store("named", 1)
+    for number in range(1, 1 + MAX_CHAIN):
+        models.add_task(
+            store, number, bank=NO_BANK, reference=number - 1, **models.differences(store, number)
+        )
+    last = store.tasks[-1]
+    store.save(tmp_path)
+    assert SubnetStore.load(tmp_path, task=last).digest(last) == store.digest(last)
+    with pytest.raises(TaskError, match=f"more than {MAX_CHAIN} subnets"):
+        models.add_task(
+            store, 40, bank=NO_BANK, reference=MAX_CHAIN, **models.differences(store, 40)
+        )
+
+
+def test_differences_add_up() -> None:
+    store = models.whole_store()
+    last, first = store.subnet("task 9"), store.subnet("task 5")
+    between = store.nameless[int(last.reference or 0)]
+    assert between.reference == first.number
+    expected = store.weights("task 5").clone()
+    for subnet in (between, last):
+        values = torch.cat([c.decode() for c in subnet.own])
+        expected[store.layout.expand(subnet.mask)] += values
+    assert torch.equal(store.weights("task 9"), expected)
+    on_base = store.weights("task 11")
+    assert store.base is not None and store.base.values is not None
+    base = torch.cat([store.base.values[s.name].flatten() for s in store.layout.shared])
+    mask = store.layout.expand(store.subnet("task 11").mask)
+    assert torch.equal(on_base[~mask], base[~mask])
+    values = store.banks[0].values
+    assert torch.equal(on_base[mask], (base + values)[mask])
+
+
+def test_a_base_that_is_only_named_is_asked_for(tmp_path: Path) -> None:
+    store = models.whole_store()
+    store.base = models.Base("small", "tests", store.base.sha256)  # type: ignore[union-attr]
+    store.save(tmp_path)
+    again = SubnetStore.load(tmp_path, models.own_network())
+    assert again.base == store.base
+    assert again.digest("task 9") == store.digest("task 9")
+    with pytest.raises(TaskError, match="the base 'small'"):
+        again.weights("task 11")
+
+
+def test_preprocessing_and_routing_round_trip(tmp_path: Path) -> None:
+    store = models.whole_store()
+    models.add_task(store, 12, routing={"mean": torch.arange(3.0), "énergie": torch.tensor([2.5])})
+    store.save(tmp_path)
+    again = SubnetStore.load(tmp_path, models.own_network())
+    assert again.subnet("task 5").preprocessing == store.subnet("task 5").preprocessing
+    found = again.subnet("task 12").routing
+    assert list(found) == ["mean", "énergie"] and torch.equal(found["mean"], torch.arange(3.0))
+    ledger = store.ledger()
+    with artifact.ModelFile(tmp_path / artifact.FILE_NAME) as file:
+        assert ledger.total.routing == 8 * sum(
+            file.size("routing", i) for i in range(file.num_tasks)
+        )
+    assert ledger.total.routing > 0
+    for wrong in ({"a b": 1}, {"size": [[1]]}, {"x": None}, {"x": "y" * 99}, {}):
+        odd = models.store("named", 1)
+        models.add_task(odd, 4, preprocessing=wrong)
+        with pytest.raises(ArtifactError, match="preprocessing"):
+            data(odd)
+
+
+def test_a_file_grows_linearly_with_its_tasks(tmp_path: Path) -> None:
+    """Beside what is its own, a task takes an entry in the header, a record and two hashes."""
+
+    def metadata(count: int) -> float:
+        store = models.store("named", 1)
+        first = store.subnet("task 0")
+        for number in range(1, count):
+            name = f"permutation-{number}"
+            reason = f"nearest is {first.name!r} at {number / 7:.2f} >= 3, but all banks are open"
+            decision = models.BankDecision(0, reason, first.name)
+            models.add_task(store, 2 * number, name=name, decision=decision, memory=None)
+        total = store.ledger().total
+        return (total.metadata + total.memory) / 8
+
+    few, some, many = metadata(10), metadata(60), metadata(110)
+    assert many - some < 1.2 * (some - few)
+    assert (many - few) / 100 < 250  # bytes a task
