@@ -18,7 +18,9 @@ from tinysubnets.text import for_terminal
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit status: 2 after an error, 130 after Ctrl-C."""
-    options = parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = parser().parse_args(words)
+    options.given = words  # for commands that start themselves again in other processes
     try:
         return int(options.run(options) or 0)
     except TinySubNetsError as error:

@@ -67,6 +67,7 @@ from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.sources import batches
 from tinysubnets.tasks.task import Label, Split, Task
+from tinysubnets.training import distributed
 from tinysubnets.training.evaluate import (
     BATCHNORM_SAMPLES,
     check_finite,
@@ -217,6 +218,9 @@ class DenseTrainer:
         constants = learner.architecture.constants
         plain = {n: t.cpu().clone() for n, t in tensors.items() if n not in constants}
         learner.tensors = learner.after_task(self, plain)
+        if distributed.is_active():
+            kept = {**learner.tensors, **learner.extra_state}
+            distributed.check_same(f"task {task.name!r}", weights_hash(kept))
         learner.learned[task.name] = LearnedTask(
             task.name, task.classes, task.normalization, self.columns
         )

@@ -52,6 +52,7 @@ from tinysubnets.nn.init import InitialState, InitKey, initial_state, weights_ha
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.task import Task
+from tinysubnets.training import distributed
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
@@ -262,6 +263,9 @@ class SubnetTrainer:
             reference=self.reference,
         )
         self.core.store.add_(subnet)
+        if distributed.is_active():
+            digest = self.core.store.digest(subnet.name)
+            distributed.check_same(f"task {subnet.name!r}", digest, subnet.bank, subnet.bits)
         report = self._report(subnet, compressed.seconds)
         self.reports[subnet.name] = report
         return report

@@ -18,6 +18,7 @@ from tinysubnets.nn.dense import DenseModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.task import Task
+from tinysubnets.training import distributed
 from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
 from tinysubnets.training.evaluate import (
     BATCHNORM_SAMPLES,
@@ -68,10 +69,10 @@ class Training:
     """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it.
 
     Every gradient comes from a call of `module`. Before the first epoch it may be replaced by a
-    wrapper around it, say `training.module = DistributedDataParallel(training.module)` (on GPUs
-    with `engine="eager"`: a capture of its communication needs more warm-up than ours). State,
-    codebooks and validation are those of the `unwrapped` module. `seed` and `number`, that of the
-    task, decide the order of samples and what dropout and augmentation draw.
+    wrapper around it; in a process group it is a DistributedDataParallel, and each process trains
+    on its part of every batch (see `distributed`). State, codebooks and validation are those of the
+    `unwrapped` module. `seed` and `number`, that of the task, decide the order of samples and what
+    dropout and augmentation draw.
     """
 
     def __init__(
@@ -104,10 +105,23 @@ class Training:
         self._captured_step: CapturedStep | None = None
         self._validation: Callable[[], Tensor] | None = None
         self._captured_function: CapturedFunction | None = None
+        self.rank_noise: distributed.RankNoise | None = None
+        if distributed.is_active():
+            self._train_in_parallel_()
         if self.device.type == "cuda":
             tensors, architecture = module.eval_tensors(), module.architecture
             for loader in (self.train, self.valid):
                 loader.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
+
+    def _train_in_parallel_(self) -> None:
+        """Take part in a training of several processes."""
+        distributed.check_batch(
+            min(self.settings.batch_size, len(self.train)),
+            self.unwrapped.architecture.has_running_stats,
+        )
+        self.module = distributed.parallel(distributed.LossOf(self.unwrapped, self._loss))
+        self._loss = loss_of
+        self.rank_noise = distributed.RankNoise(self.device)
 
     @property
     def finished(self) -> bool:
@@ -120,13 +134,16 @@ class Training:
         begin = time.perf_counter()
         lrs, codebook_steps = self.epoch_schedule()
         path = (*self.path, self.progress.epoch)
+        if self.rank_noise is not None:
+            self.rank_noise.seed_(*path, "noise")
         # Dropout and augmentation draw from the global generators: a graph knows no others.
         with (
             seeded(self.device, seeds.key(*path, "noise") >> 1),
             arithmetic(self.settings.precision, self.settings.deterministic),
         ):
             try:
-                loss = float(self._train_epoch(lrs, codebook_steps)) / self.num_steps
+                total = self._train_epoch(lrs, codebook_steps)
+                loss = distributed.mean(float(total)) / self.num_steps
             except SettingError:  # no mask can be drawn from scores that are not numbers
                 loss = math.nan
         if not math.isfinite(loss):
@@ -174,7 +191,9 @@ class Training:
     def can_capture(self) -> bool:
         """Whether steps and evaluations can be captured as CUDA graphs."""
         resident = self.train.resident is not None and self.valid.resident is not None
-        return self.device.type == "cuda" and self.settings.engine != "eager" and resident
+        # Gradients that travel over the host cannot be part of a graph.
+        alone = distributed.backend() in ("", "nccl")
+        return self.device.type == "cuda" and self.settings.engine != "eager" and resident and alone
 
     @property
     def num_steps(self) -> int:
@@ -207,11 +226,13 @@ class Training:
         bfloat16 = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
             try:
-                loss = self._loss(self.module, inputs, labels, self.class_weights)
+                loss = self._batch_loss(inputs, labels)
                 loss.backward()
             except (RuntimeError, IndexError, ValueError) as error:
                 if isinstance(error, (TinySubNetsError, torch.OutOfMemoryError)):
                     raise
+                if distributed.is_lost(error):
+                    raise distributed.lost() from error
                 raise ArchitectureError(
                     f"the network fails in training on {self.task.name!r}: "
                     f"{type(error).__name__}: {error}"
@@ -223,6 +244,16 @@ class Training:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         return loss.detach()
+
+    def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch; of several processes, this one's part of it."""
+        weights = self.class_weights
+        if self.rank_noise is None:
+            return self._loss(self.module, inputs, labels, weights)
+        part, factor = distributed.part_of(labels, weights)
+        with self.rank_noise:
+            loss = self._loss(self.module, inputs[part], labels[part], weights)
+        return loss * factor
 
     def use_fused_update_(self) -> None:
         """Update long vectors by a kernel of our own from now on, where there is one."""
