@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tinysubnets
+import trackers
 from quick import mostly_slow
 from tinysubnets import cli
 
@@ -37,9 +38,12 @@ def blocks_of(text: str, language: str) -> list[str]:
 )
 def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    logged = trackers.stand_in(monkeypatch)
     space: dict[str, object] = {"__name__": "documentation"}
     for number, text in enumerate(blocks(path, "python"), 1):
         exec(compile(text, f"{path.name}, block {number}", "exec"), space)
+    if path.name == "python.md":
+        assert all(len(calls) == 4 for calls in logged.values())  # one for each epoch
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.name)

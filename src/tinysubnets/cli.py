@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(unknown("command", words[0], commands) + " See tsn --help.")
         return 2
     options = made.parse_args(words)
+    options.given = words  # for commands that start themselves again in other processes
     try:
         return int(options.run(options) or 0)
     except TinySubNetsError as error:

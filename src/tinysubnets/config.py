@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from tinysubnets.errors import SettingError, unknown
 
 T = TypeVar("T")
+MOST_THREADS = 1024  # with many more than it can start, torch ends the process
 # A line of a docstring that explains one or more names, up to the next one or an empty line.
 _BULLET = re.compile(r"^- ((?:`\w+`(?:, )?)+): (.*?)(?=\n- |\n\n|\n\Z|\Z)", re.M | re.S)
 
@@ -111,6 +112,52 @@ def build(cls: type[T], values: Mapping[str, Any] | T | None = None, where: str 
             )
         kwargs[key] = _coerce(value, hints[key], path)
     return cls(**kwargs)
+
+
+def build_with(
+    own: type, settings: Mapping[str, Any], **tables: tuple[type, Any]
+) -> tuple[Any, ...]:
+    """Settings of a class and of tables beside it, each given in its table or by its bare name.
+
+    So `epochs=3` is `training={"epochs": 3}`. Gives those of `own`, then those of each table.
+
+    - `settings`: by bare name, of `own` or of any table.
+    - `tables`: by name, the table's class, and what was given for it.
+    """
+    mine = {f.name for f in dataclasses.fields(own)}
+    homes = {f.name: t for t, (cls, _) in tables.items() for f in dataclasses.fields(cls)}
+    own_values: dict[str, Any] = {}
+    bare: dict[str, dict[str, Any]] = {table: {} for table in tables}
+    for key, value in settings.items():
+        if key in mine:
+            own_values[key] = value
+        elif key in homes:
+            bare[homes[key]][key] = value
+        elif (renamed := _new_name(key, mine | homes.keys())) is not None:
+            raise SettingError(f"the setting {key!r} is called {renamed!r} now.")
+        else:
+            raise SettingError(unknown("setting", key, mine | homes.keys()))
+    built = [
+        build(cls, _joined(cls, given, bare[table], table), table)
+        for table, (cls, given) in tables.items()
+    ]
+    return (build(own, own_values), *built)
+
+
+def _joined(cls: type, given: Any, bare: dict[str, Any], table: str) -> Any:
+    """What was given for a table together with what was given by bare name."""
+    if not bare:
+        return given
+    if isinstance(given, cls):
+        return {f.name: getattr(given, f.name) for f in dataclasses.fields(cls)} | bare
+    given = {} if given is None else given
+    twice = sorted(bare.keys() & given.keys()) if isinstance(given, Mapping) else []
+    if twice:
+        key = twice[0]
+        raise SettingError(
+            f"{key} is given twice: {key}={bare[key]!r} and {table}={{{key!r}: {given[key]!r}}}."
+        )
+    return dict(given) | bare if isinstance(given, Mapping) else given
 
 
 def _coerce(value: Any, hint: Any, path: str) -> Any:
@@ -245,6 +292,13 @@ def _allowed(made: Any, name: str, hint: Any) -> str:
     if values and typing.get_origin(hint) is typing.Literal:
         return " or ".join([", ".join(map(str, values[:-1])), str(values[-1])])
     return _describe(hint).replace("'", "").replace('"', "")
+
+
+def check_threads(count: Any) -> None:
+    """Refuse a number of CPU threads that torch cannot have."""
+    is_whole = isinstance(count, int) and not isinstance(count, bool)
+    if not is_whole or not 1 <= count <= MOST_THREADS:
+        raise SettingError(f"threads = {count!r} is not allowed; give 1 to {MOST_THREADS:,}.")
 
 
 def to_dict(settings: Any) -> dict[str, Any]:

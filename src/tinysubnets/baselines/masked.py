@@ -92,12 +92,13 @@ class WSN(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; nothing is pruned
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(WSNSettings, settings)
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained = config.build_with(
+            WSNSettings, settings, training=(TrainingSettings, training)
+        )
         core = MaskedCore(architecture, own, trained, device=device, store=store)
         record = {"wsn": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
@@ -341,12 +342,13 @@ class PackNet(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; this is TSN's
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(PackNetSettings, settings)
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained = config.build_with(
+            PackNetSettings, settings, training=(TrainingSettings, training)
+        )
         core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
         record = {"packnet": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
@@ -455,12 +457,13 @@ class AdaQPackNet(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; this is TSN's
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(AdaQPackNetSettings, settings)
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained = config.build_with(
+            AdaQPackNetSettings, settings, training=(TrainingSettings, training)
+        )
         core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
         record = {"ada-qpacknet": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)

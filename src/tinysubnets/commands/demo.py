@@ -44,7 +44,7 @@ def _demo(options: argparse.Namespace) -> int:
         ) from None
     folder = Path(options.out) if options.out else _unused(Path("runs/demo"))
     options.out = str(folder)
-    if status := run._run(options):
+    if status := run.begin(options):
         return status
     picture, photos = _write_pictures(folder)
     tsn, shown = this_command(), shlex.quote(str(folder))

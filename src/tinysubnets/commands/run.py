@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.errors import RunError, TinySubNetsError
+from tinysubnets.commands import processes
+from tinysubnets.errors import RunError, SettingError, TinySubNetsError
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def add_parsers(subparsers: Any) -> None:
         help="import the network MODULE:FUNCTION that the folder names, without being asked; "
         "networks of the package need no trust",
     )
+    _add_processes(resume)
     add_output_options(resume)
     resume.set_defaults(run=_resume)
     shown = subparsers.add_parser("list", help="scenarios, methods, networks and recipes")
@@ -53,8 +56,19 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--out", metavar="DIR", help="the run folder (default: below runs/)")
     add_run_options(run)
+    _add_processes(run)
     add_output_options(run)
     run.set_defaults(run=_run)
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="train every task in N processes on this machine, each on a part of every batch; "
+        "for several machines: torchrun … -m tinysubnets …",
+    )
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +109,35 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    return _together(options, begin)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    return _together(options, _go_on)
+
+
+def _together(options: argparse.Namespace, work: Callable[[argparse.Namespace], int]) -> int:
+    """Do the work in this process, in one of several that train together, or by starting those."""
+    wanted = options.processes
+    if wanted is not None and wanted < 1:
+        raise SettingError(f"--processes {wanted}: at least one process is needed.")
+    if "WORLD_SIZE" not in os.environ:
+        if wanted is not None and wanted > 1:
+            return processes.launch(wanted, options.given)
+        return work(options)
+    if wanted is not None and wanted != int(os.environ["WORLD_SIZE"]):
+        raise SettingError(
+            f"--processes {wanted}, but {os.environ['WORLD_SIZE']} were started already; leave it "
+            "out with torchrun."
+        )
+    from tinysubnets.training.distributed import process_group
+
+    with process_group(getattr(options, "device", "auto")):
+        return work(options)
+
+
+def begin(options: argparse.Namespace) -> int:
+    """A new run to its end, in this process; the options are those of `tsn run`."""
     from tinysubnets.datasets import hub
     from tinysubnets.experiments import recipe
     from tinysubnets.experiments.recipe import Plan, default_folder
@@ -119,18 +162,22 @@ def _run(options: argparse.Namespace) -> int:
         return _perform(Experiment.begin(plan, folder), options)
 
 
-def _resume(options: argparse.Namespace) -> int:
+def _go_on(options: argparse.Namespace) -> int:
     from tinysubnets.experiments.checkpoint import Checkpoints
     from tinysubnets.experiments.run import Experiment
     from tinysubnets.experiments.run_dir import RunDir
+    from tinysubnets.training.distributed import from_first, is_first
 
-    if not Path(options.folder).is_dir():
+    path = Path(options.folder)
+    if not from_first(path.is_dir):
         raise RunError(f"{options.folder} is not a folder; give the folder of an earlier run.")
     check_tensorboard(options)
-    with RunDir(options.folder) as folder:
-        if not folder.is_finished:
-            _check_trust(folder.config(), options)
+    with RunDir(path) as folder:
+        if not from_first(lambda: folder.is_finished):
+            from_first(lambda: _check_trust(folder.config(), options))
             return _perform(Experiment.resume(folder), options)
+        if not is_first():
+            return 0
         Checkpoints(folder.path).remove()  # of a process that was killed right after its result
         print(f"{folder.path} is finished: there is nothing to resume.")
         if not options.no_report and not (folder.path / "report.html").exists():
@@ -178,7 +225,10 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
     """Run an experiment to its end or to Ctrl-C, and show it."""
     from tinysubnets.experiments.progress import TensorBoard, open_display, summary
     from tinysubnets.experiments.run import Finished
+    from tinysubnets.training import distributed
 
+    if not distributed.is_first():
+        return _follow(experiment)
     path = experiment.folder.path
     board = TensorBoard(path) if options.tensorboard else None
     watching = board or contextlib.nullcontext()
@@ -187,7 +237,9 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
             display.show(event)
             if board is not None:
                 board.show(event)
-            if interruption.is_wanted and not isinstance(event, Finished):
+            if isinstance(event, Finished):
+                break
+            if distributed.any_of(interruption.is_wanted):
                 experiment.save_()
                 experiment.folder.log("stopped and saved")
                 print(f"saved. Go on with: tsn resume {path}", file=sys.stderr)
@@ -199,13 +251,27 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
     return 0
 
 
+def _follow(experiment: Experiment) -> int:
+    """Run an experiment beside the process that shows and saves it, to the same end."""
+    from tinysubnets.experiments.run import Finished
+    from tinysubnets.training.distributed import any_of
+
+    with interruptible(said="") as interruption:
+        for event in experiment.steps():
+            if not isinstance(event, Finished) and any_of(interruption.is_wanted):
+                return 130
+    return 0
+
+
 @contextlib.contextmanager
 def _hinted(path: Path) -> Iterator[None]:
-    """Say how to go on where memory, or something unforeseen, ends a run."""
+    """Say how to go on where memory, a lost process, or something unforeseen, ends a run."""
+    from tinysubnets.training import distributed
+
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, TinySubNetsError):
+        if distributed.is_active() or not isinstance(error, TinySubNetsError):
             print(f"go on from the last checkpoint with: tsn resume {path}", file=sys.stderr)
         raise
 
@@ -213,7 +279,8 @@ def _hinted(path: Path) -> Iterator[None]:
 class _Interruption:
     """Whether the user wants to stop: the first Ctrl-C asks, the second one does not wait.
 
-    `react` takes the place of stopping at once: it is called at every Ctrl-C.
+    `react` takes the place of stopping at once: it is called at every Ctrl-C. `said` is what the
+    user is told; nothing where it is empty.
     """
 
     def __init__(self, react: Callable[[], None] | None, said: str) -> None:
@@ -225,7 +292,8 @@ class _Interruption:
         elif self.is_wanted:
             raise KeyboardInterrupt
         self.is_wanted = True
-        print(f"\n{self.said}; again to stop at once", file=sys.stderr, flush=True)
+        if self.said:
+            print(f"\n{self.said}; again to stop at once", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

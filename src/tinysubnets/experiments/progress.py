@@ -15,6 +15,7 @@ from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLe
 from tinysubnets.experiments.tables import size_text, text_table
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.core import SubnetReport
+from tinysubnets.method.progress import duration
 from tinysubnets.method.pruning import PruningStep
 from tinysubnets.text import for_terminal
 from tinysubnets.training.loop import EpochReport
@@ -207,20 +208,6 @@ def describe_task(event: TaskLearned) -> str:
     name = for_terminal(report.name)
     place = f"{event.index + 1}/{event.num_tasks} {name}"
     return f"learned {place} in {event.seconds:.1f} s: {'; '.join(parts)}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> duration(42), duration(200), duration(8000)
-    ('42 s', '3 min 20 s', '2 h 13 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def summary(result: Mapping[str, Any]) -> str:

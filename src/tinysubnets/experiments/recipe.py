@@ -206,7 +206,6 @@ def _without_seed(settings: Any) -> dict[str, Any]:
 
 
 CHECKPOINT_SECONDS = 30.0
-MOST_THREADS = 1024  # with many more than it can start, torch ends the process
 
 
 @dataclass(frozen=True)
@@ -231,10 +230,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.matrix is not None and self.matrix not in MATRICES:
             raise SettingError(unknown("matrix", str(self.matrix), MATRICES))
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise SettingError(
-                f"threads = {self.threads} is not allowed; give 1 to {MOST_THREADS:,}."
-            )
+        if self.threads is not None:
+            config.check_threads(self.threads)
         if not -(2**63) <= self.seed < 2**63:
             raise SettingError(f"seed = {self.seed} is not allowed; give a number of 64 bits.")
         if not self.checkpoint_seconds >= 0:

@@ -125,6 +125,8 @@ def environment(plan: Plan) -> dict[str, Any]:
     import numpy as np
     import torch
 
+    from tinysubnets.training import distributed
+
     device = plan.device
     if device.startswith("cuda"):
         device = f"{device} ({torch.cuda.get_device_name()})"
@@ -136,6 +138,7 @@ def environment(plan: Plan) -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "processes": distributed.num_processes(),
         "device": device,
     }
 

@@ -7,6 +7,8 @@
 
 Checkpoints are written between two steps, at most one every `checkpoint_seconds` of the plan, and
 by `save_()`; `Experiment.resume(folder)` goes on from the last one and ends with the same numbers.
+Processes that train together (`training.distributed`) go through the same steps; the first of them
+writes, and the others need no access to the folder.
 """
 
 from __future__ import annotations
@@ -44,12 +46,9 @@ from tinysubnets.method.base import TaskTrainer
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.pruning import PruningStep
 from tinysubnets.tasks.task import Task
+from tinysubnets.training import distributed
 from tinysubnets.training.loop import EpochReport
-from tinysubnets.training.precision import pick_device
-
-# Below this many shared weights a second thread costs more than it brings, above all on a busy
-# machine.
-SMALL_NETWORK = 250_000
+from tinysubnets.training.precision import fitting_threads, pick_device
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is finished; its result is in the folder."""
+    """The run is finished; its result is in the folder, and here in the process that wrote it."""
 
     result: dict[str, Any]
 
@@ -113,8 +112,7 @@ class Experiment:
         shape = tuple(self.probes[0].data.inputs(slice(0, 1)).shape)
         architecture = build_architecture(recipe, shape, plan.seed)
         if plan.threads is None:
-            small = architecture.num_shared < SMALL_NETWORK
-            plan = replace(plan, threads=1 if small else torch.get_num_threads())
+            plan = replace(plan, threads=fitting_threads(architecture.num_shared))
         assert plan.threads is not None
         torch.set_num_threads(plan.threads)
         if plan.matrix is None:
@@ -144,16 +142,7 @@ class Experiment:
     @classmethod
     def begin(cls, plan: Plan, folder: RunDir) -> Experiment:
         """A new run in an empty folder."""
-        if folder.is_finished:
-            raise RunError(
-                f"{folder.path} already holds a finished run. Choose another folder with --out, "
-                "or remove this one."
-            )
-        if folder.is_started:
-            raise RunError(
-                f"{folder.path} holds a run that was not finished. Go on with it by: "
-                f"tsn resume {folder.path}; or choose another folder with --out."
-            )
+        distributed.from_first(lambda: _check_unused(folder))
         experiment = cls(replace(plan, device=str(pick_device(plan.device))), folder)
         folder.write_config(experiment.plan.as_dict())
         folder.log(f"begin {plan.recipe.name} by {plan.recipe.method}, seed {plan.seed}")
@@ -162,13 +151,13 @@ class Experiment:
     @classmethod
     def resume(cls, folder: RunDir) -> Experiment:
         """A run that was interrupted, at its last checkpoint or at its beginning."""
-        kept = folder.config()
-        plan = Plan.from_dict(kept)
         checkpoints = Checkpoints(folder.path)
-        if folder.is_finished:
-            checkpoints.remove()  # of a process that was killed right after its result
-            raise RunError(f"{folder.path} is finished: there is nothing to resume.")
-        experiment = cls(plan, folder, checkpoints.load())
+        kept, checkpoint = distributed.from_first(lambda: _read(folder, checkpoints))
+        plan = Plan.from_dict(kept)
+        if plan.threads is not None and distributed.num_processes() > 1:
+            # One process had the whole machine, and each of several has a share of it.
+            plan = replace(plan, threads=min(plan.threads, torch.get_num_threads()))
+        experiment = cls(plan, folder, checkpoint)
         experiment.checkpoints = checkpoints
         if not experiment.matrix and experiment._resumed is None:
             folder.forget_metrics(0)
@@ -179,12 +168,15 @@ class Experiment:
 
     def steps(self) -> Iterator[Event]:
         """The run, one event at a time: epochs, pruning steps, learned tasks, and the result."""
+        yield from self._note(distributed.slower_because(self.learner.device))
         for index in range(len(self.matrix), len(self.probes)):
             yield from self._learn(index)
         yield Finished(self._finish())
 
     def save_(self) -> None:
         """Write a checkpoint of this very moment; only between two steps."""
+        if not distributed.is_first():
+            return
         learned = None if self._learned_is_saved else self.learner.state()
         trainer = None if self._trainer is None else self._trainer.state()
         numbers = {
@@ -273,16 +265,23 @@ class Experiment:
                 warnings.warn_explicit(
                     warning.message, warning.category, warning.filename, warning.lineno
                 )
-            elif text not in self.notes:
-                self.notes.append(text)
-                self.folder.log(text)
-                yield Note(text)
+            else:
+                yield from self._note(text)
         if self._resumed is not None:
             self._trainer.restore_(*self._resumed)
             self._resumed = None
 
+    def _note(self, text: str | None) -> Iterator[Note]:
+        """Tell something, once in a run."""
+        if text is not None and text not in self.notes:
+            self.notes.append(text)
+            self.folder.log(text)
+            yield Note(text)
+
     def _finish(self) -> dict[str, Any]:
         """Save the model, write the result, and remove what is no longer needed."""
+        if not distributed.is_first():
+            return {}
         model_bytes = self._save_model()
         # Counted with the last row, in another process if this one resumes a run at its very end.
         confusions = self._confusions or [confusion(self.learner, p) for p in self.probes]
@@ -303,3 +302,26 @@ class Experiment:
         shutil.rmtree(folder, ignore_errors=True)
         with friendly_os_errors(self.folder.path):
             return self.learner.save(folder).stat().st_size
+
+
+def _check_unused(folder: RunDir) -> None:
+    """Refuse to begin a run in the folder of another."""
+    if folder.is_finished:
+        raise RunError(
+            f"{folder.path} already holds a finished run. Choose another folder with --out, "
+            "or remove this one."
+        )
+    if folder.is_started:
+        raise RunError(
+            f"{folder.path} holds a run that was not finished. Go on with it by: "
+            f"tsn resume {folder.path}; or choose another folder with --out."
+        )
+
+
+def _read(folder: RunDir, checkpoints: Checkpoints) -> tuple[dict[str, Any], Checkpoint | None]:
+    """The settings of a run that is not finished, and its last checkpoint."""
+    kept = folder.config()
+    if folder.is_finished:
+        checkpoints.remove()  # of a process that was killed right after its result
+        raise RunError(f"{folder.path} is finished: there is nothing to resume.")
+    return kept, checkpoints.load()

@@ -7,7 +7,8 @@
     model/          the learned model
     result.json     the result, written last
 
-One process at a time works in a folder; a second one is refused.
+One process at a time works in a folder; a second one is refused. Of processes that train together
+the first one holds it, and the others write nothing.
 """
 
 from __future__ import annotations
@@ -40,10 +41,19 @@ class RunDir:
     """A run folder held by this process, until it is closed."""
 
     def __init__(self, path: str | Path) -> None:
+        from tinysubnets.training import distributed  # torch, which `tsn list` does without
+
         self.path = Path(path)
+        self.is_writer = distributed.is_first()
         self._held = contextlib.ExitStack()  # what is given back at the end, the last first
 
     def __enter__(self) -> RunDir:
+        from tinysubnets.training import distributed
+
+        distributed.from_first(self._hold)
+        return self
+
+    def _hold(self) -> None:
         with friendly_os_errors(self.path), contextlib.ExitStack() as held:
             if not self.path.exists():
                 held.callback(self._remove_if_empty)
@@ -56,7 +66,6 @@ class RunDir:
                     "Wait for it to end, or choose another folder with --out."
                 ) from None
             self._held = held.pop_all()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
@@ -78,17 +87,23 @@ class RunDir:
 
     def write(self, name: str, text: str) -> None:
         """Write a file whole or not at all, and wait until it is on disk."""
+        if not self.is_writer:
+            return
         with friendly_os_errors(self.path):
             atomic_write(self.path / name, text.encode("utf-8"), is_only_writer=True)
 
     def log(self, line: str) -> None:
         """Add a line with the time to the log."""
+        if not self.is_writer:
+            return
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         with friendly_os_errors(self.path), appending(self.path / "log.txt") as file:
             file.write(f"{stamp} {line}\n".encode(errors="replace"))
 
     def track(self, values: Mapping[str, Any]) -> None:
         """Add a line of metrics."""
+        if not self.is_writer:
+            return
         with friendly_os_errors(self.path), appending(self.path / "metrics.jsonl") as file:
             file.write((json.dumps(plain(values)) + "\n").encode())
 
@@ -104,7 +119,7 @@ class RunDir:
     def forget_metrics(self, keep_bytes: int) -> None:
         """Drop the metrics of epochs after a checkpoint: they are about to be repeated."""
         path = self.path / "metrics.jsonl"
-        if path.exists():
+        if self.is_writer and path.exists():
             with friendly_os_errors(self.path):
                 truncate(path, keep_bytes)
 

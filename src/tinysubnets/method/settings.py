@@ -15,6 +15,14 @@ class TSNSettings:
     - `density`: the share of shared weights a task's mask keeps.
     - `density_exponent`: 0 gives every tensor that density; above, small tensors are denser, by
       their size to this power, and large ones sparser, so that the whole has it.
+    - `selection`: "scores" learns a mask by a score for each weight over a bank, as the paper does;
+      "magnitude" trains all weights of a task and prunes them gradually down to `density`, the
+      smallest first: no scores, no bank, the task's values are its own.
+    - `reference`: with "magnitude", what a task's own values are added to: the weights of the
+      "previous" task or of the most "similar" one, so that it stores where and how it differs; or
+      "none".
+    - `first_density`, `difference_decay`: the density of a task without a reference, by default
+      `density`, and the weight decay of a task with one, by default that of training.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
     - `first_bits`: the least width that "auto" tries.
@@ -39,6 +47,10 @@ class TSNSettings:
 
     density: float = 0.3
     density_exponent: float = 0.0
+    selection: Literal["scores", "magnitude"] = "scores"
+    reference: Literal["none", "previous", "similar"] = "none"
+    first_density: float | None = None
+    difference_decay: float | None = None
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4
@@ -53,7 +65,7 @@ class TSNSettings:
     score_init: Literal["random", "previous_mask"] = "random"
     previous_mask_of: Literal["last", "similar"] = "last"
     init: Literal["seeded", "pretrained"] = "seeded"
-    scale: Literal["kaiming", "xavier"] = "kaiming"
+    scale: Literal["kaiming", "xavier", "he"] = "kaiming"
     codebooks: Literal["layer", "task"] = "layer"
     task_param_bits: Literal["auto"] | int = "auto"
     task_param_tolerance: float = 0.002
@@ -70,17 +82,17 @@ class TSNSettings:
             "a number from 0 to 1",
         )
         _require(
-            self.bits == "auto" or self.bits in (*range(2, 9), 32),
+            self.bits == "auto" or self.bits in (*range(1, 9), 32),
             "bits",
             self.bits,
-            "'auto', 2 to 8, or 32",
+            "'auto', 1 to 8, or 32",
         )
-        _require(2 <= self.first_bits <= 8, "first_bits", self.first_bits, "2 to 8")
+        _require(1 <= self.first_bits <= 8, "first_bits", self.first_bits, "1 to 8")
         _require(
-            self.training_bits in (*range(2, 9), 32),
+            self.training_bits in (*range(1, 9), 32),
             "training_bits",
             self.training_bits,
-            "2 to 8, or 32",
+            "1 to 8, or 32",
         )
         _require(self.block >= 1, "block", self.block, "an integer of at least 1")
         _require(self.max_banks >= 1, "max_banks", self.max_banks, "an integer of at least 1")
@@ -96,6 +108,14 @@ class TSNSettings:
         )
         weight = self.layer_loss_weight
         _require(weight >= 0, "layer_loss_weight", weight, "at least 0")
+        if self.selection == "magnitude":
+            _require(weight == 0, "layer_loss_weight", weight, "0 where selection = 'magnitude'")
+        else:
+            allowed = "'none' where selection = 'scores'"
+            _require(self.reference == "none", "reference", self.reference, allowed)
+        first, decay = self.first_density, self.difference_decay
+        _require(first is None or 0 < first <= 1, "first_density", first, "a share above 0")
+        _require(decay is None or decay >= 0, "difference_decay", decay, "a number of at least 0")
         _require(
             self.memory is not None or self.max_banks == 1 or self.sharing == "none",
             "memory",

@@ -21,16 +21,22 @@ if TYPE_CHECKING:
 
 
 WARM_UP_STEPS = 3  # allocations, library handles and compilation happen before the capture
+PARALLEL_WARM_UP_STEPS = 11  # in which DistributedDataParallel measures and arranges its buckets
 
 
 @contextmanager
-def capturing(like: torch.cuda.CUDAGraph | None = None) -> Iterator[torch.cuda.CUDAGraph]:
+def capturing(
+    like: torch.cuda.CUDAGraph | None = None, generator: torch.Generator | None = None
+) -> Iterator[torch.cuda.CUDAGraph]:
     """A graph of what is launched inside, while the garbage collector rests.
 
     A dead graph that it happened to free meanwhile would spoil the capture. The graph shares the
     memory of another one, where given: to get memory from the driver takes milliseconds.
+    `generator` is what the graph draws from beside the device's own.
     """
     graph, was_enabled = torch.cuda.CUDAGraph(), gc.isenabled()
+    if generator is not None:
+        graph.register_generator_state(generator)
     gc.disable()
     try:
         with torch.cuda.graph(graph, pool=None if like is None else like.pool()):
@@ -96,15 +102,15 @@ class CapturedStep:
         self.total_loss.zero_()
         for step in range(len(lrs)):
             if step in codebook_steps:
-                self.update_codebooks_()
+                self.update_codebooks_(step)
             self.graph.replay()
         return self.total_loss
 
-    def update_codebooks_(self) -> None:
-        """Fit the codebooks anew: first from nothing, then from the last ones, later by a graph.
+    def update_codebooks_(self, step: int) -> None:
+        """Fit the codebooks anew before a step, by a graph where there is one.
 
-        The first update has other launches than all later ones; so the second is the first that can
-        be captured.
+        First from nothing, then from the last ones: the first update has other launches than all
+        later ones; so the second is the first that can be captured.
         """
         module = self.training.unwrapped
         if not isinstance(module, TaskModule) or not module.has_codebooks:
@@ -113,7 +119,7 @@ class CapturedStep:
             self._codebook_graph.replay()
             return
         was_fitted = module.codebooks_fitted
-        module.update_codebooks_()
+        module.update_codebooks_(self.training.share_done(step))
         if was_fitted and module.can_capture_codebooks:
             with capturing() as self._codebook_graph:
                 module.update_codebooks_()
@@ -134,16 +140,17 @@ class CapturedStep:
         What was waits on the host: a second copy on the device would be the peak of its memory.
         Moments that are still zero are not even copied.
         """
+        noise = self.training.rank_noise
         before = {id(t): t.detach().cpu() for t in self._state() if bool(t.any())}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_STEPS):
+            for _ in range(WARM_UP_STEPS if noise is None else PARALLEL_WARM_UP_STEPS):
                 self.step_number.zero_()
                 self._step()
         torch.cuda.current_stream().wait_stream(stream)
         self.step_number.zero_()
-        with capturing() as self.graph:
+        with capturing(generator=None if noise is None else noise.own) as self.graph:
             self._step()
         with torch.no_grad():
             for tensor in self._state():  # capturing runs nothing, but the warm-up did

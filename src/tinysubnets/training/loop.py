@@ -18,6 +18,7 @@ from tinysubnets.nn.dense import DenseModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.task import Task
+from tinysubnets.training import distributed
 from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
 from tinysubnets.training.evaluate import (
     BATCHNORM_SAMPLES,
@@ -58,6 +59,7 @@ class Progress:
     best_accuracy: float = -1.0  # on validation data, as all below
     best_loss: float = math.inf  # that of the best epoch
     lowest_loss: float = math.inf  # of all epochs
+    settled: bool = True  # whether the best epoch was of the kind that is stored
     waited: int = 0  # epochs since the lowest loss or the last halving
     halvings: int = 0  # of the learning rate
     seconds: float = 0.0
@@ -67,10 +69,10 @@ class Training:
     """One task in training: `epoch()` advances it, `state()` and `restore_()` carry it.
 
     Every gradient comes from a call of `module`. Before the first epoch it may be replaced by a
-    wrapper around it, say `training.module = DistributedDataParallel(training.module)` (on GPUs
-    with `engine="eager"`: a capture of its communication needs more warm-up than ours). State,
-    codebooks and validation are those of the `unwrapped` module. `seed` and `number`, that of the
-    task, decide the order of samples and what dropout and augmentation draw.
+    wrapper around it; in a process group it is a DistributedDataParallel, and each process trains
+    on its part of every batch (see `distributed`). State, codebooks and validation are those of the
+    `unwrapped` module. `seed` and `number`, that of the task, decide the order of samples and what
+    dropout and augmentation draw.
     """
 
     def __init__(
@@ -103,10 +105,23 @@ class Training:
         self._captured_step: CapturedStep | None = None
         self._validation: Callable[[], Tensor] | None = None
         self._captured_function: CapturedFunction | None = None
+        self.rank_noise: distributed.RankNoise | None = None
+        if distributed.is_active():
+            self._train_in_parallel_()
         if self.device.type == "cuda":
             tensors, architecture = module.eval_tensors(), module.architecture
             for loader in (self.train, self.valid):
                 loader.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
+
+    def _train_in_parallel_(self) -> None:
+        """Take part in a training of several processes."""
+        distributed.check_batch(
+            min(self.settings.batch_size, len(self.train)),
+            self.unwrapped.architecture.has_running_stats,
+        )
+        self.module = distributed.parallel(distributed.LossOf(self.unwrapped, self._loss))
+        self._loss = loss_of
+        self.rank_noise = distributed.RankNoise(self.device)
 
     @property
     def finished(self) -> bool:
@@ -119,13 +134,16 @@ class Training:
         begin = time.perf_counter()
         lrs, codebook_steps = self.epoch_schedule()
         path = (*self.path, self.progress.epoch)
+        if self.rank_noise is not None:
+            self.rank_noise.seed_(*path, "noise")
         # Dropout and augmentation draw from the global generators: a graph knows no others.
         with (
             seeded(self.device, seeds.key(*path, "noise") >> 1),
             arithmetic(self.settings.precision, self.settings.deterministic),
         ):
             try:
-                loss = float(self._train_epoch(lrs, codebook_steps)) / self.num_steps
+                total = self._train_epoch(lrs, codebook_steps)
+                loss = distributed.mean(float(total)) / self.num_steps
             except SettingError:  # no mask can be drawn from scores that are not numbers
                 loss = math.nan
         if not math.isfinite(loss):
@@ -140,7 +158,11 @@ class Training:
         """The next epoch: the learning rate of each step, and the steps that update codebooks."""
         steps, done = self.num_steps, self.progress.epoch
         last = max(1, self.settings.epochs * steps - 1)
-        lrs = [self._lr((done * steps + step) / last) for step in range(steps)]
+        warmup = max(1.0, self.settings.warmup_epochs * steps)
+        lrs = [
+            self._lr((done * steps + step) / last) * min(1.0, (done * steps + step + 1) / warmup)
+            for step in range(steps)
+        ]
         count = self.settings.codebook_updates_per_epoch
         return lrs, {round(i * steps / count) for i in range(count)}
 
@@ -159,7 +181,7 @@ class Training:
         epoch = self.train.epoch(order, self.settings.batch_size, self.augmentation)
         for step, (inputs, labels) in enumerate(epoch):
             if step in codebook_steps:
-                self.update_codebooks_()
+                self.update_codebooks_(step)
             for group in self.optimizer.param_groups:
                 group["lr"] = lrs[step] * group["factor"]
             total += self.step(inputs, labels)
@@ -169,19 +191,28 @@ class Training:
     def can_capture(self) -> bool:
         """Whether steps and evaluations can be captured as CUDA graphs."""
         resident = self.train.resident is not None and self.valid.resident is not None
-        return self.device.type == "cuda" and self.settings.engine != "eager" and resident
+        # Gradients that travel over the host cannot be part of a graph.
+        alone = distributed.backend() in ("", "nccl")
+        return self.device.type == "cuda" and self.settings.engine != "eager" and resident and alone
 
     @property
     def num_steps(self) -> int:
         """Optimizer steps per epoch."""
         return -(-len(self.train) // min(self.settings.batch_size, len(self.train)))
 
-    def update_codebooks_(self) -> None:
-        """Fit the training codebooks anew, by a CUDA graph where one was captured."""
+    def share_done(self, step: int) -> float:
+        """The share of all steps that is done before this one of the next epoch."""
+        return (self.progress.epoch + step / self.num_steps) / self.settings.epochs
+
+    def update_codebooks_(self, step: int = 0) -> None:
+        """Fit the training codebooks anew before a step of the next epoch.
+
+        By a CUDA graph where one was captured.
+        """
         if self._captured_step is not None:
-            self._captured_step.update_codebooks_()
+            self._captured_step.update_codebooks_(step)
         else:
-            self.unwrapped.update_codebooks_()
+            self.unwrapped.update_codebooks_(self.share_done(step))
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimizer step; gives the loss without waiting for it."""
@@ -195,11 +226,13 @@ class Training:
         bfloat16 = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
             try:
-                loss = self._loss(self.module, inputs, labels, self.class_weights)
+                loss = self._batch_loss(inputs, labels)
                 loss.backward()
             except (RuntimeError, IndexError, ValueError) as error:
                 if isinstance(error, (TinySubNetsError, torch.OutOfMemoryError)):
                     raise
+                if distributed.is_lost(error):
+                    raise distributed.lost() from error
                 raise ArchitectureError(
                     f"the network fails in training on {self.task.name!r}: "
                     f"{type(error).__name__}: {error}"
@@ -211,6 +244,16 @@ class Training:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         return loss.detach()
+
+    def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch; of several processes, this one's part of it."""
+        weights = self.class_weights
+        if self.rank_noise is None:
+            return self._loss(self.module, inputs, labels, weights)
+        part, factor = distributed.part_of(labels, weights)
+        with self.rank_noise:
+            loss = self._loss(self.module, inputs[part], labels[part], weights)
+        return loss * factor
 
     def use_fused_update_(self) -> None:
         """Update long vectors by a kernel of our own from now on, where there is one."""
@@ -298,8 +341,10 @@ class Training:
         progress.epoch += 1
         best = EvalResult(progress.best_accuracy, progress.best_loss)
         rank, top = ((r.ranked_accuracy, -r.loss) for r in (result, best))
-        is_best = not self.best or rank > top
+        settled = self.unwrapped.settled
+        is_best = not self.best or (settled, *rank) > (progress.settled, *top)
         if is_best:
+            progress.settled = settled
             self.best = {n: t.detach().clone() for n, t in self.unwrapped.state_dict().items()}
             progress.best_epoch, progress.best_accuracy = progress.epoch, result.accuracy
             progress.best_loss = result.loss

@@ -20,10 +20,11 @@ class TrainingSettings:
     - `lr`, `min_lr`, `schedule`: the learning rate falls from `lr` to `min_lr` by a "cosine", is
       halved after six epochs without a better validation loss ("plateau", which ends training below
       `min_lr`), or stays "constant".
+    - `warmup_epochs`: within the first so many epochs the learning rate rises from 0.
     - `score_lr`: the rate of mask scores, by default the same.
     - `score_eps`: a large one makes Adam move scores by their gradients: those that hardly matter
       stay, and masks cost fewer bytes.
-    - `momentum`: of the optimizer "sgd".
+    - `momentum`, `nesterov`: of the optimizer "sgd", and whether it looks ahead by it.
     - `weight_decay`: of all but mask scores.
     - `codebook_updates_per_epoch`: how often training codebooks are fitted anew.
     - `augmentation`: what is changed in training images at random.
@@ -43,6 +44,8 @@ class TrainingSettings:
     score_lr: float | None = None
     score_eps: float = 1e-8
     momentum: float = 0.0
+    nesterov: bool = False
+    warmup_epochs: float = 0.0
     weight_decay: float = 0.0
     codebook_updates_per_epoch: int = 3
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -66,6 +69,7 @@ class TrainingSettings:
             )
         for name, limit in (
             ("momentum", 1),
+            ("warmup_epochs", math.inf),
             ("weight_decay", math.inf),
             ("score_lr", math.inf),
             ("score_eps", math.inf),
