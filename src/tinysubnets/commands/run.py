@@ -109,7 +109,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return _together(options, _begin)
+    return _together(options, begin)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -136,7 +136,8 @@ def _together(options: argparse.Namespace, work: Callable[[argparse.Namespace], 
         return work(options)
 
 
-def _begin(options: argparse.Namespace) -> int:
+def begin(options: argparse.Namespace) -> int:
+    """A new run to its end, in this process; the options are those of `tsn run`."""
     from tinysubnets.datasets import hub
     from tinysubnets.experiments import recipe
     from tinysubnets.experiments.recipe import Plan, default_folder
