@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from tinysubnets.errors import SettingError
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
+    from tinysubnets.experiments.cluster import Cluster
     from tinysubnets.experiments.compare import Comparison
 
 
@@ -41,6 +43,26 @@ def add_parsers(commands: Any) -> None:
     compare.add_argument("--seeds", type=int, default=5, metavar="N", help="(default: 5)")
     compare.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: cores)")
     compare.add_argument("--out", required=True, metavar="DIR", help="the folder of all runs")
+    compare.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="run on the machines of a Ray cluster: auto for the one this machine belongs to, or "
+        "host:port of its head",
+    )
+    compare.add_argument(
+        "--gpus",
+        type=float,
+        metavar="X",
+        help="GPUs of each run on a cluster, 0.25 for a quarter of one (default: 1 where there "
+        "are any, 0 with --device cpu); CPUs are as many as --threads",
+    )
+    compare.add_argument(
+        "--retries",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how often a run that lost its machine of a cluster is run again (default: 2)",
+    )
     add_run_options(compare)
     add_output_options(compare)
     compare.set_defaults(run=_compare)
@@ -56,9 +78,12 @@ def _compare(options: argparse.Namespace) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise SettingError(f"--jobs {options.jobs}: at least one run must go on at a time.")
     check_tensorboard(options)
-    comparison = planned(options, methods)
-    with interruptible(comparison.stop, "stopping; the runs save what they have"):
-        compare.run_all(comparison)
+    with contextlib.ExitStack() as held:
+        cluster = held.enter_context(_cluster(options)) if options.cluster is not None else None
+        comparison = planned(options, methods, cluster)
+        said = "stopping; the runs save what they have"
+        with interruptible(comparison.stop, said):
+            compare.run_all(comparison)
     print(f"\n{compare.summary(Path(options.out), methods)}")
     failed = [j for j in comparison.jobs if j.state == "failed" and j.detail != "stopped"]
     for job in failed:
@@ -107,7 +132,31 @@ def chosen_methods(options: argparse.Namespace) -> list[str]:
     return out
 
 
-def planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
+def _cluster(options: argparse.Namespace) -> Cluster:
+    """The cluster asked for, not connected yet; paths are made such that its machines know them."""
+    from tinysubnets.experiments.cluster import Cluster
+
+    if options.retries < 0:
+        raise SettingError(f"--retries {options.retries}: give 0 or more.")
+    if options.gpus is not None and options.gpus < 0:
+        raise SettingError(f"--gpus {options.gpus}: give 0 or more.")
+    if options.recipe.endswith(".toml"):
+        options.recipe = str(Path(options.recipe).expanduser().resolve())
+    if options.data is not None:
+        options.data = str(Path(options.data).expanduser().resolve())
+    gpus = 0.0 if options.device == "cpu" else options.gpus
+    return Cluster(
+        options.cluster,
+        Path(options.out),
+        retries=options.retries,
+        cpus=options.threads or 1,
+        gpus=gpus,
+    )
+
+
+def planned(
+    options: argparse.Namespace, methods: list[str], cluster: Cluster | None = None
+) -> Comparison:
     """All runs of the comparison; mistakes show here, before the first one begins."""
     from tinysubnets.experiments import compare, recipe
 
@@ -130,9 +179,11 @@ def planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
         for told in methods:
             folder = Path(options.out) / told.replace(":", "-") / f"seed-{seed}"
             compare.check_settings(folder, recipes[told])
-            arguments = run_arguments(options, told, seed, folder)
+            arguments = run_arguments(options, told, seed)
             jobs.append(compare.Job(told, seed, folder, arguments, threads))
-    return compare.Comparison(jobs, at_a_time)
+    if cluster is not None:
+        at_a_time = options.jobs or len(jobs)  # they wait there for a machine
+    return compare.Comparison(jobs, at_a_time, cluster)
 
 
 def _scenario_type(told: str) -> list[str]:
@@ -141,13 +192,11 @@ def _scenario_type(told: str) -> list[str]:
     return [f"{method}.scenario_type={scenario_type}"] if scenario_type else []
 
 
-def run_arguments(
-    options: argparse.Namespace, told: str, seed: int, folder: Path
-) -> tuple[str, ...]:
-    """The arguments of `tsn run` for one run of a comparison."""
+def run_arguments(options: argparse.Namespace, told: str, seed: int) -> tuple[str, ...]:
+    """The arguments of `tsn run` for one run of a comparison, without its folder."""
     method = told.partition(":")[0]
     arguments = ["run", options.recipe, "--method", method, "--seed", str(seed)]
-    arguments += ["--out", str(folder), "--device", options.device, "--no-report"]
+    arguments += ["--device", options.device, "--no-report"]
     arguments += ["--checkpoint-seconds", str(options.checkpoint_seconds)]
     if options.matrix is not None:
         arguments += ["--matrix", options.matrix]

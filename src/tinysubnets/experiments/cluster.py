@@ -1,0 +1,362 @@
+"""Runs on the machines of a Ray cluster: each a task with CPUs and GPUs of its own.
+
+    with Cluster("auto", folder, retries=2) as cluster:
+        run = cluster.start(folder / "tsn" / "seed-0", arguments)   # a run of a `Comparison`
+        while (status := run.poll()) is None: …
+
+The task works in the run folder itself where its machine sees that (shared storage), so that a run
+whose machine was lost goes on from its checkpoint elsewhere. On other machines it works in a
+temporary folder, which comes back through Ray's object store when the run ends or is stopped; a
+run that was lost there starts again. Nothing here imports Ray before a cluster is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tinysubnets.errors import RunError, SettingError
+from tinysubnets.experiments.run_process import command_of, environment, last_epoch
+from tinysubnets.files import appending, atomic_write, lock
+
+POLL_SECONDS = 0.5  # how often a task looks at its run
+LOCK_SECONDS = 60  # how long a run waits for the process of a lost one to give its folder free
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a machine of the cluster is asked to run.
+
+    - `folder`: the run folder, on the machine of the caller.
+    - `arguments`: of `tsn run`, without the folder.
+    - `token`: a file of the caller and what is in it; who reads the same there shares the storage.
+    - `archive`: what the folder holds already, for a machine that does not see it.
+    - `threads`: of the run's libraries.
+    """
+
+    folder: Path
+    arguments: tuple[str, ...]
+    token: tuple[Path, bytes]
+    archive: bytes | None = None
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Going:
+    """A run goes on: on which machine, and how far it is."""
+
+    machine: str
+    progress: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run has ended with a status; `archive` is its folder where that is not shared."""
+
+    status: int
+    archive: bytes | None = None
+
+
+# --------------------------------------------------------------------------------------------------
+# On the machine that runs
+
+
+def work(given: Assignment, is_stopped: Callable[[], bool]) -> Iterator[Going | Ended]:
+    """Run, or go on with, what was assigned: how far it is now and then, and at last how it ended.
+
+    - `is_stopped`: asked now and then; a run that is stopped saves, and ends with 130.
+    """
+    path, secret = given.token
+    with contextlib.ExitStack() as held:
+        is_shared = path.is_file() and path.read_bytes() == secret
+        folder = given.folder
+        if not is_shared:
+            made = tempfile.TemporaryDirectory(prefix="tsn-", ignore_cleanup_errors=True)
+            folder = Path(held.enter_context(made)) / folder.name
+            unpack(given.archive, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        _wait_for_lock(folder)
+        yield Going(socket.gethostname(), "preparing")
+        status = yield from _run(folder, given, is_stopped)
+        yield Ended(status, None if is_shared else pack(folder))
+
+
+def _run(
+    folder: Path, given: Assignment, is_stopped: Callable[[], bool]
+) -> Generator[Going, None, int]:
+    """The process of a run, to its end; returns its status."""
+    code = "from tinysubnets.experiments.cluster import main_while_watched as m; m()"
+    told, was_stopped = last_epoch(folder), False
+    with appending(folder / "output.txt") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *command_of(folder, given.arguments)],
+            stdin=subprocess.PIPE,  # which nobody writes to, see `main_while_watched`
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment(given.threads),
+        )
+    try:
+        while process.poll() is None:
+            if not was_stopped and is_stopped():
+                was_stopped = True
+                process.terminate()  # it saves first
+            now = last_epoch(folder)
+            if now != told:
+                told = now
+                yield Going(socket.gethostname(), told)
+            time.sleep(POLL_SECONDS)
+        is_early = was_stopped and process.returncode < 0  # before it was able to answer
+        return 130 if is_early else process.returncode
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def main_while_watched() -> None:
+    """The command `tsn`, which ends at once when the process that started it is gone.
+
+    That one holds the other end of the standard input, and writes nothing: a process that outlived
+    it would go on in a folder that another machine has taken over.
+    """
+
+    def watch() -> None:
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    runpy.run_module("tinysubnets", run_name="__main__")
+
+
+def _wait_for_lock(folder: Path) -> None:
+    """Wait until nobody works in the folder: the process of a lost run takes a while to end."""
+    for _ in range(round(LOCK_SECONDS / POLL_SECONDS)):
+        try:
+            with lock(folder / ".lock"):
+                return
+        except BlockingIOError:
+            time.sleep(POLL_SECONDS)
+
+
+def pack(folder: Path) -> bytes:
+    """All files of a folder as one tar archive, compressed."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", compresslevel=1) as archive:
+        archive.add(folder, ".", filter=lambda i: None if i.name.endswith(".lock") else i)
+    return out.getvalue()
+
+
+def unpack(archive: bytes | None, folder: Path) -> None:
+    """Put the files of an archive into a folder, in an order in which a crash does no harm.
+
+    What says that a checkpoint, or the run, is whole comes after what it speaks of.
+    """
+    if archive is None:
+        return
+    last = {"checkpoint/state.json": 1, "result.json": 2}
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        members = {str(Path(m.name)): m for m in files.getmembers() if m.isfile() or m.isdir()}
+        if "checkpoint" not in members:  # the run is finished
+            shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        for name in sorted(members, key=lambda n: last.get(n, 0)):
+            files.extract(members[name], folder, filter="data")
+
+
+# --------------------------------------------------------------------------------------------------
+# On the machine of the caller
+
+
+def import_ray() -> ModuleType:
+    """Ray; an error that names the extra where it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise SettingError(
+            "--cluster needs ray, which is not installed. "
+            "Install it with: pip install 'tinysubnets[cluster]'"
+        ) from error
+    return ray
+
+
+class Cluster:
+    """A connection to a running Ray cluster, until it is left.
+
+    - `address`: "auto" for the one that this machine belongs to, or "host:port".
+    - `folder`: of all runs.
+    - `retries`: how often a run may lose its machine and is run again.
+    - `cpus`, `gpus`: what each run has for itself; a part of a GPU is shared with others. None
+      means one GPU where the cluster has any.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        folder: Path,
+        *,
+        retries: int = 2,
+        cpus: int = 1,
+        gpus: float | None = None,
+    ) -> None:
+        self.ray = import_ray()
+        self.address, self.folder, self.retries = address, folder.resolve(), retries
+        self.cpus, self.gpus = cpus, gpus
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Cluster:
+        with contextlib.ExitStack() as held:
+            self._connect()
+            held.callback(self.ray.shutdown)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path, secret = self.folder / f".cluster-{os.urandom(8).hex()}", os.urandom(32)
+            atomic_write(path, secret)
+            held.callback(path.unlink, missing_ok=True)
+            self.token = (path, secret)
+            self._make_remote()
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def _connect(self) -> None:
+        if self.ray.is_initialized():
+            raise RunError("this process is connected to a Ray cluster already; leave that first.")
+        try:
+            self.ray.init(self.address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RunError(
+                f"there is no Ray cluster at {self.address!r} ({error}). Start one by: "
+                "ray start --head, and on other machines: ray start --address=HOST:PORT."
+            ) from error
+
+    def _make_remote(self) -> None:
+        """Say how a run is done there, and how it hears that it is to stop."""
+        ray = self.ray
+
+        class Stop:
+            """Whether the user wants all runs to stop."""
+
+            def __init__(self) -> None:
+                self.event = asyncio.Event()
+
+            async def want(self) -> None:
+                self.event.set()
+
+            async def wait(self) -> None:
+                await self.event.wait()
+
+        def remote_work(given: Assignment, stop: Any) -> Iterator[Going | Ended]:
+            is_wanted, is_over = threading.Event(), threading.Event()
+
+            def listen() -> None:
+                wanted = [stop.wait.remote()]
+                while not is_over.is_set():
+                    if ray.wait(wanted, timeout=POLL_SECONDS)[0]:
+                        is_wanted.set()
+                        return
+
+            # Not in the main thread: a task that waits for Ray there lends its CPU to others.
+            threading.Thread(target=listen, daemon=True).start()
+            try:
+                yield from work(given, is_wanted.is_set)
+            finally:
+                is_over.set()
+
+        # Beside the caller: it is gone when the caller's machine is, and not before.
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        self.stop = ray.remote(Stop).options(num_cpus=0, scheduling_strategy=here).remote()
+        gpus = self.gpus
+        if gpus is None:
+            gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+        # Losses are counted here: Ray's own retries would not see what a lost run has saved.
+        self.remote_work = ray.remote(remote_work).options(
+            num_cpus=self.cpus, num_gpus=gpus, max_retries=0
+        )
+
+    def start(self, folder: Path, arguments: Sequence[str]) -> RemoteRun:
+        """Let a run begin, or go on, as soon as a machine has room for it."""
+        return RemoteRun(
+            self, Assignment(folder.resolve(), tuple(arguments), self.token, threads=self.cpus)
+        )
+
+
+class RemoteRun:
+    """A run somewhere in the cluster, looked at by `poll`."""
+
+    def __init__(self, cluster: Cluster, given: Assignment) -> None:
+        self.cluster, self.given = cluster, given
+        self.progress = "waiting for a machine"
+        self.num_lost = 0
+        self._num_stops = self._num_told = 0
+        self._submit()
+
+    def _submit(self) -> None:
+        folder = self.given.folder
+        archive = pack(folder) if (folder / "config.toml").exists() else None
+        given, self.has_begun = replace(self.given, archive=archive), False
+        self._messages = self.cluster.remote_work.remote(given, self.cluster.stop)
+
+    def stop(self) -> None:
+        """Ask the run to save and end; asked again, to end at once. Heard at the next `poll`."""
+        self._num_stops += 1
+
+    def poll(self) -> int | None:
+        """The exit status of the run; None while it goes on. One that is given up is an error."""
+        ray = self.cluster.ray
+        self._pass_stops_on()
+        try:
+            while ray.wait([self._messages], timeout=0, fetch_local=False)[0]:
+                message = ray.get(next(self._messages))
+                if isinstance(message, Ended):
+                    unpack(message.archive, self.given.folder)
+                    return message.status
+                self.has_begun = True
+                self.progress = f"{message.progress} ({message.machine})"
+        except ray.exceptions.TaskCancelledError:
+            return 130
+        except ray.exceptions.RayTaskError as error:
+            raise RunError(f"the cluster could not run it: {error.cause}") from error
+        except (ray.exceptions.RayError, StopIteration) as error:
+            return self._lost(error)
+        return None
+
+    def _lost(self, error: Exception) -> int | None:
+        """Run again what has lost its machine, but not for ever."""
+        self.num_lost += 1
+        if self._num_stops:
+            return 130
+        if self.num_lost > self.cluster.retries:
+            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            raise RunError(f"its machine was lost {self.num_lost} times; the last time: {reason}")
+        self.progress = f"its machine was lost; waiting for another ({self.num_lost})"
+        self._submit()
+        return None
+
+    def _pass_stops_on(self) -> None:
+        if self._num_stops > self._num_told:
+            if self._num_told == 0 and self.has_begun:
+                self.cluster.stop.want.remote()
+            else:
+                self.cluster.ray.cancel(self._messages, force=self.has_begun)
+            self._num_told = self._num_stops
