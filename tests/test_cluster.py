@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from run_helpers import numbers, small_options
+from run_helpers import numbers, small_options, tsn
 from tinysubnets.cli import main
 from tinysubnets.commands.processes import free_port
 from tinysubnets.experiments import recipe
@@ -186,6 +186,19 @@ def test_a_run_that_lost_its_machine_goes_on_at_another(
         alone = undisturbed(tmp_path / f"alone-{seed}", seed)
         assert_same(out / "tsn" / f"seed-{seed}", alone)
     assert not list(out.glob(".cluster-*"))
+    assert_searches_are_the_same(tmp_path, address)
+
+
+def assert_searches_are_the_same(folder: Path, address: str) -> None:
+    """A search finds on the machine that is left what it finds here."""
+    pytest.importorskip("optuna")
+    command = ["search", "permuted-digits", "--trials", "2", "--seeds", "100", "--device", "cpu"]
+    command += ["--threads", "1", "--space", "tsn.density=0.1..0.4", *small_options()]
+    assert main([*command, "--out", str(folder / "here")]) == 0
+    done = tsn(*command, "--out", str(folder / "there"), "--cluster", address)
+    assert done.returncode == 0 and "2 trials (2 complete)" in done.stdout, done.stderr
+    recipes = [(folder / place / "best.toml").read_text() for place in ("here", "there")]
+    assert recipes[0] == recipes[1]
 
 
 def _tracked(out: Path) -> dict[Path, int]:

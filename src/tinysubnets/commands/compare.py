@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from tinysubnets.errors import SettingError
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
-    from tinysubnets.experiments.cluster import Cluster
+    from tinysubnets.experiments.cluster import Cluster, ClusterRuns
     from tinysubnets.experiments.compare import Comparison
 
 
@@ -43,19 +44,7 @@ def add_parsers(commands: Any) -> None:
     compare.add_argument("--seeds", type=int, default=5, metavar="N", help="(default: 5)")
     compare.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: cores)")
     compare.add_argument("--out", required=True, metavar="DIR", help="the folder of all runs")
-    compare.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help="run on the machines of a Ray cluster: auto for the one this machine belongs to, or "
-        "host:port of its head",
-    )
-    compare.add_argument(
-        "--gpus",
-        type=float,
-        metavar="X",
-        help="GPUs of each run on a cluster, 0.25 for a quarter of one (default: 1 where there "
-        "are any, 0 with --device cpu); CPUs are as many as --threads",
-    )
+    add_cluster_options(compare, "run")
     compare.add_argument(
         "--retries",
         type=int,
@@ -79,7 +68,7 @@ def _compare(options: argparse.Namespace) -> int:
         raise SettingError(f"--jobs {options.jobs}: at least one run must go on at a time.")
     check_tensorboard(options)
     with contextlib.ExitStack() as held:
-        cluster = held.enter_context(_cluster(options)) if options.cluster is not None else None
+        cluster = None if options.cluster is None else held.enter_context(_cluster_runs(options))
         comparison = planned(options, methods, cluster)
         said = "stopping; the runs save what they have"
         with interruptible(comparison.stop, said):
@@ -132,30 +121,51 @@ def chosen_methods(options: argparse.Namespace) -> list[str]:
     return out
 
 
-def _cluster(options: argparse.Namespace) -> Cluster:
-    """The cluster asked for, not connected yet; paths are made such that its machines know them."""
+def add_cluster_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """The options on the machines of a cluster; `what` is run there, one or many."""
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help=f"{what}s on the machines of a Ray cluster: auto for the one this machine belongs to, "
+        "or host:port of its head",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=float,
+        metavar="X",
+        help=f"GPUs of each {what} on a cluster, 0.25 for a quarter of one (default: 1 where there "
+        "are any, 0 with --device cpu); CPUs are as many as --threads",
+    )
+
+
+def cluster_of(options: argparse.Namespace) -> Cluster:
+    """The cluster asked for, not connected yet."""
     from tinysubnets.experiments.cluster import Cluster
+
+    if options.gpus is not None and options.gpus < 0:
+        raise SettingError(f"--gpus {options.gpus}: give 0 or more.")
+    gpus = 0.0 if options.device == "cpu" else options.gpus
+    return Cluster(options.cluster, cpus=options.threads or 1, gpus=gpus)
+
+
+@contextlib.contextmanager
+def _cluster_runs(options: argparse.Namespace) -> Iterator[ClusterRuns]:
+    """Runs on the cluster asked for; paths are made such that its machines know them."""
+    from tinysubnets.experiments.cluster import ClusterRuns
 
     if options.retries < 0:
         raise SettingError(f"--retries {options.retries}: give 0 or more.")
-    if options.gpus is not None and options.gpus < 0:
-        raise SettingError(f"--gpus {options.gpus}: give 0 or more.")
     if options.recipe.endswith(".toml"):
         options.recipe = str(Path(options.recipe).expanduser().resolve())
     if options.data is not None:
         options.data = str(Path(options.data).expanduser().resolve())
-    gpus = 0.0 if options.device == "cpu" else options.gpus
-    return Cluster(
-        options.cluster,
-        Path(options.out),
-        retries=options.retries,
-        cpus=options.threads or 1,
-        gpus=gpus,
-    )
+    with cluster_of(options) as cluster:
+        with ClusterRuns(cluster, Path(options.out), retries=options.retries) as runs:
+            yield runs
 
 
 def planned(
-    options: argparse.Namespace, methods: list[str], cluster: Cluster | None = None
+    options: argparse.Namespace, methods: list[str], cluster: ClusterRuns | None = None
 ) -> Comparison:
     """All runs of the comparison; mistakes show here, before the first one begins."""
     from tinysubnets.experiments import compare, recipe

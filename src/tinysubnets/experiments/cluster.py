@@ -1,7 +1,7 @@
 """Runs on the machines of a Ray cluster: each a task with CPUs and GPUs of its own.
 
-    with Cluster("auto", folder, retries=2) as cluster:
-        run = cluster.start(folder / "tsn" / "seed-0", arguments)   # a run of a `Comparison`
+    with Cluster("auto") as cluster, ClusterRuns(cluster, folder) as runs:
+        run = runs.start(folder / "tsn" / "seed-0", arguments)   # a run of a `Comparison`
         while (status := run.poll()) is None: …
 
 The task works in the run folder itself where its machine sees that (shared storage), so that a run
@@ -201,43 +201,15 @@ class Cluster:
     """A connection to a running Ray cluster, until it is left.
 
     - `address`: "auto" for the one that this machine belongs to, or "host:port".
-    - `folder`: of all runs.
-    - `retries`: how often a run may lose its machine and is run again.
-    - `cpus`, `gpus`: what each run has for itself; a part of a GPU is shared with others. None
+    - `cpus`, `gpus`: what each task has for itself; a part of a GPU is shared with others. None
       means one GPU where the cluster has any.
     """
 
-    def __init__(
-        self,
-        address: str,
-        folder: Path,
-        *,
-        retries: int = 2,
-        cpus: int = 1,
-        gpus: float | None = None,
-    ) -> None:
+    def __init__(self, address: str, *, cpus: int = 1, gpus: float | None = None) -> None:
         self.ray = import_ray()
-        self.address, self.folder, self.retries = address, folder.resolve(), retries
-        self.cpus, self.gpus = cpus, gpus
-        self._held = contextlib.ExitStack()
+        self.address, self.cpus, self.gpus = address, cpus, gpus
 
     def __enter__(self) -> Cluster:
-        with contextlib.ExitStack() as held:
-            self._connect()
-            held.callback(self.ray.shutdown)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path, secret = self.folder / f".cluster-{os.urandom(8).hex()}", os.urandom(32)
-            atomic_write(path, secret)
-            held.callback(path.unlink, missing_ok=True)
-            self.token = (path, secret)
-            self._make_remote()
-            self._held = held.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
-
-    def _connect(self) -> None:
         if self.ray.is_initialized():
             raise RunError("this process is connected to a Ray cluster already; leave that first.")
         try:
@@ -247,65 +219,139 @@ class Cluster:
                 f"there is no Ray cluster at {self.address!r} ({error}). Start one by: "
                 "ray start --head, and on other machines: ray start --address=HOST:PORT."
             ) from error
+        if self.gpus is None:
+            self.gpus = 1.0 if self.ray.cluster_resources().get("GPU", 0) else 0.0
+        return self
 
-    def _make_remote(self) -> None:
-        """Say how a run is done there, and how it hears that it is to stop."""
-        ray = self.ray
+    def __exit__(self, *_: object) -> None:
+        self.ray.shutdown()
 
-        class Stop:
-            """Whether the user wants all runs to stop."""
+    @property
+    def num_places(self) -> int:
+        """How many tasks the cluster has room for at a time."""
+        found = self.ray.cluster_resources()
+        places = found.get("CPU", 0) // self.cpus
+        return max(1, int(min(places, found.get("GPU", 0) // self.gpus) if self.gpus else places))
 
-            def __init__(self) -> None:
-                self.event = asyncio.Event()
+    def start(self, generator: Callable[..., Iterator[Any]], *arguments: Any) -> Stream:
+        """Run a generator as soon as a machine has room for it; what it yields comes back."""
+        remote = self.ray.remote(generator).options(
+            # Whoever started it decides what becomes of a lost one, and knows what it has saved.
+            num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0,
+        )  # fmt: skip
+        return Stream(self.ray, remote.remote(*arguments))
 
-            async def want(self) -> None:
-                self.event.set()
 
-            async def wait(self) -> None:
-                await self.event.wait()
+class LostError(Exception):
+    """A machine was lost, and with it what was running there."""
 
-        def remote_work(given: Assignment, stop: Any) -> Iterator[Going | Ended]:
-            is_wanted, is_over = threading.Event(), threading.Event()
 
-            def listen() -> None:
-                wanted = [stop.wait.remote()]
-                while not is_over.is_set():
-                    if ray.wait(wanted, timeout=POLL_SECONDS)[0]:
-                        is_wanted.set()
-                        return
+class CancelledError(Exception):
+    """A task was canceled."""
 
-            # Not in the main thread: a task that waits for Ray there lends its CPU to others.
-            threading.Thread(target=listen, daemon=True).start()
-            try:
-                yield from work(given, is_wanted.is_set)
-            finally:
-                is_over.set()
 
+class Stream:
+    """What a generator on another machine yields, as far as it has come."""
+
+    def __init__(self, ray: ModuleType, messages: Any) -> None:
+        self._ray, self._messages = ray, messages
+
+    def poll(self) -> Any:
+        """The next message; None where there is none yet.
+
+        A machine that is gone is a LostError, an error of the generator itself a RunError.
+        """
+        errors = self._ray.exceptions
+        try:
+            if not self._ray.wait([self._messages], timeout=0, fetch_local=False)[0]:
+                return None
+            return self._ray.get(next(self._messages))
+        except errors.TaskCancelledError as error:
+            raise CancelledError from error
+        except errors.RayTaskError as error:
+            raise RunError(f"the cluster could not run it: {error.cause}") from error
+        except (errors.RayError, StopIteration) as error:
+            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            raise LostError(reason) from error
+
+    def cancel(self, *, force: bool) -> None:
+        """End the generator; one that runs already only by force."""
+        self._ray.cancel(self._messages, force=force)
+
+
+class ClusterRuns:
+    """Runs of a comparison on the machines of a cluster.
+
+    - `cluster`: connected.
+    - `folder`: of all runs.
+    - `retries`: how often a run may lose its machine and is run again.
+    """
+
+    def __init__(self, cluster: Cluster, folder: Path, *, retries: int = 2) -> None:
+        self.cluster, self.folder, self.retries = cluster, folder.resolve(), retries
+        self.token = (self.folder / f".cluster-{os.urandom(8).hex()}", os.urandom(32))
+
+    def __enter__(self) -> ClusterRuns:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(*self.token)
+        ray = self.cluster.ray
         # Beside the caller: it is gone when the caller's machine is, and not before.
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
         self.stop = ray.remote(Stop).options(num_cpus=0, scheduling_strategy=here).remote()
-        gpus = self.gpus
-        if gpus is None:
-            gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
-        # Losses are counted here: Ray's own retries would not see what a lost run has saved.
-        self.remote_work = ray.remote(remote_work).options(
-            num_cpus=self.cpus, num_gpus=gpus, max_retries=0
-        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.token[0].unlink(missing_ok=True)
 
     def start(self, folder: Path, arguments: Sequence[str]) -> RemoteRun:
         """Let a run begin, or go on, as soon as a machine has room for it."""
-        return RemoteRun(
-            self, Assignment(folder.resolve(), tuple(arguments), self.token, threads=self.cpus)
-        )
+        threads = self.cluster.cpus
+        given = Assignment(folder.resolve(), tuple(arguments), self.token, threads=threads)
+        return RemoteRun(self, given)
+
+
+class Stop:
+    """Whether the user wants all runs to stop; an actor of the cluster."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    async def want(self) -> None:
+        """Stop all runs."""
+        self.event.set()
+
+    async def wait(self) -> None:
+        """Wait until they are to stop."""
+        await self.event.wait()
+
+
+def work_until(given: Assignment, stop: Any) -> Iterator[Going | Ended]:
+    """`work` as a task of the cluster, which ends early when `stop`, an actor, says so."""
+    ray = import_ray()
+    is_wanted, is_over = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        wanted = [stop.wait.remote()]
+        while not is_over.is_set():
+            if ray.wait(wanted, timeout=POLL_SECONDS)[0]:
+                is_wanted.set()
+                return
+
+    # Not in the main thread: a task that waits for Ray there lends its CPU to others.
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        yield from work(given, is_wanted.is_set)
+    finally:
+        is_over.set()
 
 
 class RemoteRun:
     """A run somewhere in the cluster, looked at by `poll`."""
 
-    def __init__(self, cluster: Cluster, given: Assignment) -> None:
-        self.cluster, self.given = cluster, given
+    def __init__(self, runs: ClusterRuns, given: Assignment) -> None:
+        self.runs, self.given = runs, given
         self.progress = "waiting for a machine"
         self.num_lost = 0
         self._num_stops = self._num_told = 0
@@ -315,7 +361,7 @@ class RemoteRun:
         folder = self.given.folder
         archive = pack(folder) if (folder / "config.toml").exists() else None
         given, self.has_begun = replace(self.given, archive=archive), False
-        self._messages = self.cluster.remote_work.remote(given, self.cluster.stop)
+        self._stream = self.runs.cluster.start(work_until, given, self.runs.stop)
 
     def stop(self) -> None:
         """Ask the run to save and end; asked again, to end at once. Heard at the next `poll`."""
@@ -323,31 +369,26 @@ class RemoteRun:
 
     def poll(self) -> int | None:
         """The exit status of the run; None while it goes on. One that is given up is an error."""
-        ray = self.cluster.ray
         self._pass_stops_on()
         try:
-            while ray.wait([self._messages], timeout=0, fetch_local=False)[0]:
-                message = ray.get(next(self._messages))
+            while (message := self._stream.poll()) is not None:
                 if isinstance(message, Ended):
                     unpack(message.archive, self.given.folder)
                     return message.status
                 self.has_begun = True
                 self.progress = f"{message.progress} ({message.machine})"
-        except ray.exceptions.TaskCancelledError:
+        except CancelledError:
             return 130
-        except ray.exceptions.RayTaskError as error:
-            raise RunError(f"the cluster could not run it: {error.cause}") from error
-        except (ray.exceptions.RayError, StopIteration) as error:
-            return self._lost(error)
+        except LostError as error:
+            return self._lost(str(error))
         return None
 
-    def _lost(self, error: Exception) -> int | None:
+    def _lost(self, reason: str) -> int | None:
         """Run again what has lost its machine, but not for ever."""
         self.num_lost += 1
         if self._num_stops:
             return 130
-        if self.num_lost > self.cluster.retries:
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        if self.num_lost > self.runs.retries:
             raise RunError(f"its machine was lost {self.num_lost} times; the last time: {reason}")
         self.progress = f"its machine was lost; waiting for another ({self.num_lost})"
         self._submit()
@@ -356,7 +397,7 @@ class RemoteRun:
     def _pass_stops_on(self) -> None:
         if self._num_stops > self._num_told:
             if self._num_told == 0 and self.has_begun:
-                self.cluster.stop.want.remote()
+                self.runs.stop.want.remote()
             else:
-                self.cluster.ray.cancel(self._messages, force=self.has_begun)
+                self._stream.cancel(force=self.has_begun)
             self._num_told = self._num_stops

@@ -29,7 +29,7 @@ from tinysubnets.files import friendly_os_errors
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
-    from tinysubnets.experiments.cluster import Cluster
+    from tinysubnets.experiments.cluster import ClusterRuns
 
 POLL_SECONDS = 0.2
 _COLUMNS = {
@@ -62,7 +62,7 @@ class Job:
         """Whether the run has its result, and nothing is left to tidy up."""
         return (self.folder / "result.json").exists() and not (self.folder / "checkpoint").exists()
 
-    def start(self, cluster: Cluster | None = None) -> None:
+    def start(self, cluster: ClusterRuns | None = None) -> None:
         """Begin the run, or go on with it, here or on a machine of a cluster."""
         try:
             with friendly_os_errors(self.folder):
@@ -105,7 +105,9 @@ class Job:
 class Comparison:
     """All runs of a comparison, at most `num_jobs` of them at a time, here or on a `cluster`."""
 
-    def __init__(self, jobs: Sequence[Job], num_jobs: int, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], num_jobs: int, cluster: ClusterRuns | None = None
+    ) -> None:
         self.jobs, self.num_jobs, self.cluster = list(jobs), num_jobs, cluster
         self.is_stopping = False
         for job in self.jobs:
