@@ -24,7 +24,7 @@ from tinysubnets.commands import demo as demo_command
 from tinysubnets.commands import run as run_commands
 from tinysubnets.commands import settings as settings_command
 from tinysubnets.errors import SettingError
-from tinysubnets.experiments import compare, recipe, results
+from tinysubnets.experiments import compare, recipe, results, run_process
 from tinysubnets.experiments import methods as learners
 
 HEAVY = "{'torch', 'sklearn', 'pyarrow', 'PIL', 'matplotlib', 'jinja2', 'huggingface_hub', 'rich'}"
@@ -388,18 +388,18 @@ def test_summary_of_nothing(tmp_path: Path) -> None:
 
 
 def test_last_epoch_of_a_run_in_progress(tmp_path: Path) -> None:
-    assert compare.last_epoch(tmp_path) == "preparing"
+    assert run_process.last_epoch(tmp_path) == "preparing"
     line = {"index": 1, "task": "b", "epoch": 2, "epochs": 9, "valid_accuracy": 0.5}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n" + '{"half a li')
-    assert compare.last_epoch(tmp_path) == "task 2 b, epoch 2/9, valid 50.0 %"
+    assert run_process.last_epoch(tmp_path) == "task 2 b, epoch 2/9, valid 50.0 %"
 
 
 def test_runs_side_by_side_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("MKL_NUM_THREADS", "7")  # the user's own wish counts
-    found = compare.environment(3)
+    found = run_process.environment(3)
     assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("3", "7")
-    assert "OMP_NUM_THREADS" not in compare.environment(None)
+    assert "OMP_NUM_THREADS" not in run_process.environment(None)
     parser = argparse.ArgumentParser()
     compare_commands.add_parsers(parser.add_subparsers())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
@@ -418,16 +418,12 @@ def test_compare_passes_its_options_on() -> None:
     compare_commands.add_parsers(commands)
     given = "compare split-digits --methods tsn --out o --data d --set training.epochs=5"
     options = parser.parse_args([*given.split(), "--tensorboard", "--matrix", "last"])
-    made = compare_commands.run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"))
+    made = compare_commands.run_arguments(options, "tsn", 3)
     again = parser.parse_args(list(made))
     assert (again.recipe, again.method, again.seed) == ("split-digits", "tsn", 3)
-    assert (again.data, again.out, again.assignments) == (
-        "d",
-        "o/tsn/seed-3",
-        ["training.epochs=5"],
-    )
+    assert (again.data, again.assignments) == ("d", ["training.epochs=5"])
     assert again.no_report and again.tensorboard and again.threads is None
     assert again.matrix == "last"
-    made = compare_commands.run_arguments(options, "naive:class-IL", 0, Path("o/x"))
+    made = compare_commands.run_arguments(options, "naive:class-IL", 0)
     again = parser.parse_args(list(made))
     assert again.method == "naive" and again.assignments[-1] == "naive.scenario_type=class-IL"
