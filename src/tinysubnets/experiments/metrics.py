@@ -20,6 +20,7 @@ from tinysubnets.errors import SettingError
 
 if TYPE_CHECKING:
     from tinysubnets.method.base import Learner
+    from tinysubnets.model.store import SubnetStore
     from tinysubnets.tasks.task import Label, Split, Task
 
 
@@ -75,8 +76,10 @@ def accuracy(learner: Learner, probe: Probe) -> float:
     """The share of a learned task's samples whose predicted class is their own.
 
     With the task unknown and classes of all tasks to choose from, a class of another task is wrong,
-    even one of the same label.
+    even one of the same label. Methods with subnets find the task by routing.
     """
+    if learner.store is not None and learner.scenario_type != "task-IL":
+        return _routed_share(learner.store, probe, learner.scenario_type)
     if learner.scenario_type == "class-IL":
         first = learner.columns(probe.name)[0]
         return _share(probe, lambda x: learner.logits(None, x).argmax(1).numpy() - first)
@@ -86,6 +89,19 @@ def accuracy(learner: Learner, probe: Probe) -> float:
     return _share(
         probe, lambda x: np.array([number.get(v, -1) for v in learner.predict(None, x).tolist()])
     )
+
+
+def _routed_share(store: SubnetStore, probe: Probe, scenario_type: str) -> float:
+    """The share of a probe's samples that a store answers right without its name."""
+    correct, classes = 0, np.array(probe.classes)
+    for start in range(0, len(probe.data), CHUNK):
+        part = slice(start, start + CHUNK)
+        found = store.predict(probe.data.inputs(part))
+        right = found.labels == classes[probe.data.labels[part].numpy()]
+        if scenario_type == "class-IL":
+            right &= found.tasks == probe.name
+        correct += int(right.sum())
+    return correct / len(probe.data)
 
 
 def _share(probe: Probe, answer: Callable[[Any], np.ndarray]) -> float:
