@@ -35,7 +35,8 @@ from tinysubnets.tasks.task import Task
 
 GOLDEN = Path(__file__).parent / "golden"
 METHODS = list(learners.METHODS)
-FORGET_FREE = ["tsn", "tsn-wr", "tsn-wr-wpp", "wsn", "packnet", "ada-qpacknet", "independent"]
+FORGET_FREE = ["tsn", "tsn-wr", "tsn-wr-wpp", "wsn", "packnet", "ada-qpacknet", "separate"]
+FORGET_FREE += ["independent"]
 DENSE = [m for m in METHODS if m not in FORGET_FREE or m == "independent"]
 ONE_HEAD = [m for m in DENSE if m != "independent"]
 WITH_CLASSES = ["naive", "cumulative", "replay", "gdumb", "cwr-star"]
