@@ -23,8 +23,8 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
 CASES = [(name, kind) for name in METHODS for kind in methods.scenario_types(name)]
-QUICK = [(name, "task-IL") for name in METHODS] + [("naive", "class-IL"), ("replay", "domain-IL")]
 EACH_KIND = ["naive", "independent", "replay", "gem", "ewc", "packnet", "tsn"]
+QUICK = [(name, "task-IL") for name in EACH_KIND] + [("naive", "class-IL"), ("si", "domain-IL")]
 TRAINING = {"epochs": 3, "batch_size": 32, "lr": 5e-3}
 NETWORK = {"in_features": 64, "hidden": [20, 16], "norm": "batch", "dropout": 0.1}
 

@@ -142,6 +142,7 @@ def another_process_saves(folder: Path, tasks: int = 1) -> None:
     subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": path})
 
 
+@pytest.mark.slow
 def test_what_another_process_saves_meanwhile_is_never_replaced(tmp_path: Path) -> None:
     another_process_saves(tmp_path)  # long before
     made = learner()
