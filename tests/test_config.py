@@ -164,3 +164,30 @@ def test_settings_of_an_older_version_are_read() -> None:
         "naive": {"scenario_type": "class-IL"},
     }
     assert config.modernized(config.modernized(old)) == config.modernized(old)
+
+
+def test_settings_of_tables_may_be_given_by_their_bare_names() -> None:
+    def built(training: Any = None, **settings: Any) -> tuple[Any, ...]:
+        return config.build_with(Inner, settings, training=(Outer, training))
+
+    assert built(flip=True, epochs=5) == (Inner(flip=True), Outer(epochs=5))
+    assert built({"rate": 1}, epochs=5) == (Inner(), Outer(epochs=5, rate=1.0))
+    assert built(Outer(rate=1.0, kind="sgd"), epochs=5)[1] == Outer(5, 1.0, kind="sgd")
+    with pytest.raises(SettingError, match=r"given twice: epochs=5 and training=\{'epochs': 4\}"):
+        built({"epochs": 4}, epochs=5)
+    with pytest.raises(SettingError, match=r"unknown setting 'epoch'. Did you mean 'epochs'"):
+        built(epoch=5)
+    with pytest.raises(SettingError, match=r"training\.epochs = 1\.5 is not allowed"):
+        built(epochs=1.5)
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_every_method_takes_settings_of_training_by_their_bare_names(method: str) -> None:
+    from nets import mlp
+    from tinysubnets.nn.architecture import Architecture
+
+    make: Any = methods.learner_class(method)
+    learner = make(Architecture(mlp()), epochs=3, seed=5)
+    assert (learner.training.epochs, learner.settings.seed) == (3, 5)
+    with pytest.raises(SettingError, match="called 'lr' now"):
+        make(Architecture(mlp()), learning_rate=0.1)

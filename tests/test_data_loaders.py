@@ -101,6 +101,34 @@ def test_corrupt_or_uneven_images_of_a_folder_are_named(tmp_path: Path) -> None:
     assert load(tmp_path / "pets", cache=tmp_path / "cache", size=4).inputs.shape == (4, 3, 4, 4)
 
 
+def fill(folder: Path, *places: str) -> Path:
+    """Two images in each of some places below a folder."""
+    for number, place in enumerate(places):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        for index, image in enumerate(pixels(2, (6, 5, 3), number)):
+            (folder / place / f"{index}.png").write_bytes(encode(image))
+    return folder
+
+
+def test_a_folder_of_another_level_is_recognized(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    one = fill(tmp_path / "one", "birds/crow", "birds/wren")
+    with pytest.raises(DataError, match=r"too high: .* birds/crow, birds/wren\. Give .*one/birds"):
+        load_folder(one, cache=cache)
+    many = fill(tmp_path / "many", "birds/crow", "birds/wren", "leaves/oak", "leaves/elm")
+    (many / "empty").mkdir()
+    with pytest.raises(DataError, match=r"seems .* too high: .* give one of them: .*many/birds"):
+        load_folder(many, cache=cache)
+    with pytest.raises(DataError, match=r"holds images itself.* per class: .*many/birds\?"):
+        load_folder(many / "birds/crow", cache=cache)
+    assert load_folder(many / "birds", cache=cache).classes == ("crow", "wren")
+    # Images of a class may lie deeper, or some of them.
+    deep = fill(tmp_path / "deep", "cat/monday", "dog/monday")
+    assert list(load_folder(deep, cache=cache).labels) == [0, 0, 1, 1]
+    mixed = fill(tmp_path / "mixed", "cat", "cat/old", "dog/old", "dog/new")
+    assert list(load_folder(mixed, cache=cache).labels) == [0] * 4 + [1] * 4
+
+
 def test_empty_folder_and_wrong_settings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty/cat").mkdir(parents=True)
     with pytest.raises(DataError, match="has no images"):

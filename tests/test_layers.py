@@ -28,6 +28,8 @@ EXCEPTIONS = {
     ("report/figures.py", "paper"): "numbers of the paper",
     # What users expect of a store: store.save(folder), SubnetStore.load(folder).
     ("model/store.py", "format"): "a store saves and loads itself",
+    # And of a task: Task.from_folder(name, folder).
+    ("tasks/task.py", "datasets"): "a task reads a folder of images",
 }
 
 

@@ -18,6 +18,7 @@ IMAGES = {
     "mlp": (1, 28, 28),
     "alexnet": (3, 32, 32),
     "resnet18": (3, 32, 32),
+    "small-resnet": (3, 32, 32),
     "tinynet": (3, 64, 64),
     "vit": (3, 32, 32),
     "small-mlp": (64,),

@@ -194,10 +194,18 @@ def test_inputs_that_broadcasting_would_take_are_refused() -> None:
     made = TinySubNets(Architecture(net), training={"epochs": 1}, pruning={"iterations": 1})
     made.learn(Task.from_arrays("one", images, labels))
     assert len(made.predict("one", images[:2])) == 2
-    for wrong in (images[:, :1], images[0], images[0, 0]):
+    for wrong in (images[:, :1], images[0, 0]):
         with pytest.raises(TaskError, match="3 channels"):
             made.logits("one", wrong)
-    with pytest.raises(TaskError, match="arrays or tensors of numbers"):
+    cures = {
+        r"without an axis of samples: give inputs\[None\]": images[0],
+        r"channels are last\. Give inputs\.transpose\(0, 3, 1, 2\)": images.transpose(0, 2, 3, 1),
+    }
+    for said, given in cures.items():
+        for ask in (made.logits, made.predict, made.predict_proba):
+            with pytest.raises(TaskError, match=said):
+                ask("one", given)
+    with pytest.raises(TaskError, match="text is given where numbers are needed"):
         made.predict("one", "photo.png")
     images[3, 0, 0, 0] = np.nan
     assert made.logits("one", images).isnan().any()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # what a type checker sees; tests compare it with the table b
     from tinysubnets.method.pruning import PruningSettings as PruningSettings
     from tinysubnets.method.settings import TSNSettings as TSNSettings
     from tinysubnets.model.bank import Bank as Bank
+    from tinysubnets.model.evaluation import Evaluation as Evaluation
     from tinysubnets.model.size import Ledger as Ledger
     from tinysubnets.model.store import SubnetStore as SubnetStore
     from tinysubnets.model.subnet import Subnet as Subnet
@@ -60,6 +61,7 @@ _PUBLIC = {
     "method.pruning": "PruningSettings",
     "method.settings": "TSNSettings",
     "model.bank": "Bank",
+    "model.evaluation": "Evaluation",
     "model.size": "Ledger",
     "model.store": "SubnetStore",
     "model.subnet": "Subnet",

@@ -7,15 +7,20 @@ are errors that name the nearest known key, and values are checked against the a
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tinysubnets.errors import SettingError, unknown
 
 T = TypeVar("T")
+MOST_THREADS = 1024  # with many more than it can start, torch ends the process
+# A line of a docstring that explains one or more names, up to the next one or an empty line.
+_BULLET = re.compile(r"^- ((?:`\w+`(?:, )?)+): (.*?)(?=\n- |\n\n|\n\Z|\Z)", re.M | re.S)
 
 # Settings of version 0.1 with another name today. Model files and run folders of that version are
 # read through these tables; in recipes and assignments an old name is an error that tells the new.
@@ -109,6 +114,52 @@ def build(cls: type[T], values: Mapping[str, Any] | T | None = None, where: str 
     return cls(**kwargs)
 
 
+def build_with(
+    own: type, settings: Mapping[str, Any], **tables: tuple[type, Any]
+) -> tuple[Any, ...]:
+    """Settings of a class and of tables beside it, each given in its table or by its bare name.
+
+    So `epochs=3` is `training={"epochs": 3}`. Gives those of `own`, then those of each table.
+
+    - `settings`: by bare name, of `own` or of any table.
+    - `tables`: by name, the table's class, and what was given for it.
+    """
+    mine = {f.name for f in dataclasses.fields(own)}
+    homes = {f.name: t for t, (cls, _) in tables.items() for f in dataclasses.fields(cls)}
+    own_values: dict[str, Any] = {}
+    bare: dict[str, dict[str, Any]] = {table: {} for table in tables}
+    for key, value in settings.items():
+        if key in mine:
+            own_values[key] = value
+        elif key in homes:
+            bare[homes[key]][key] = value
+        elif (renamed := _new_name(key, mine | homes.keys())) is not None:
+            raise SettingError(f"the setting {key!r} is called {renamed!r} now.")
+        else:
+            raise SettingError(unknown("setting", key, mine | homes.keys()))
+    built = [
+        build(cls, _joined(cls, given, bare[table], table), table)
+        for table, (cls, given) in tables.items()
+    ]
+    return (build(own, own_values), *built)
+
+
+def _joined(cls: type, given: Any, bare: dict[str, Any], table: str) -> Any:
+    """What was given for a table together with what was given by bare name."""
+    if not bare:
+        return given
+    if isinstance(given, cls):
+        return {f.name: getattr(given, f.name) for f in dataclasses.fields(cls)} | bare
+    given = {} if given is None else given
+    twice = sorted(bare.keys() & given.keys()) if isinstance(given, Mapping) else []
+    if twice:
+        key = twice[0]
+        raise SettingError(
+            f"{key} is given twice: {key}={bare[key]!r} and {table}={{{key!r}: {given[key]!r}}}."
+        )
+    return dict(given) | bare if isinstance(given, Mapping) else given
+
+
 def _coerce(value: Any, hint: Any, path: str) -> Any:
     """The value as the annotated type, or an error that says what was given and what is allowed."""
     if hint is Any:
@@ -147,12 +198,20 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
     raise SettingError(f"{path} = {value!r} is not allowed; expected {_describe(hint)}.")
 
 
+_PLURALS = {int: "integers", float: "numbers", str: "strings"}
+
+
 def _describe(hint: Any) -> str:
     """The annotated type in words."""
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(repr(a) for a in typing.get_args(hint))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join(_describe(a) for a in typing.get_args(hint))
+    if typing.get_origin(hint) in (tuple, list, Sequence):
+        (inner, *_) = typing.get_args(hint)
+        return f"a list of {_PLURALS.get(inner, 'values')}"
+    if typing.get_origin(hint) is dict:
+        return "a table"
     names = {
         int: "an integer",
         float: "a number",
@@ -161,6 +220,85 @@ def _describe(hint: Any) -> str:
         type(None): '"none"',
     }
     return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingDoc:
+    """One setting as people read about it.
+
+    - `key`: its name, with dots where it is in a table of its own.
+    - `default`: its value where none is given; None where it must be given, see `is_required`.
+    - `allowed`: the values it may have, in words.
+    - `meaning`: what it does; settings that are explained together have the same text.
+    - `is_required`: whether there is no default.
+    """
+
+    key: str
+    default: Any
+    allowed: str
+    meaning: str
+    is_required: bool = False
+
+
+def documented(made: Any, prefix: str = "") -> list[SettingDoc]:
+    """Every setting of a settings dataclass or of a function, with what its docstring says of it.
+
+    Docstrings have lines such as "- `lr`, `min_lr`: the learning rate …"; those of base classes
+    count too. What is allowed is what the class itself says when it refuses a value.
+    """
+    hints = typing.get_type_hints(made)
+    texts = _meanings(made)
+    out = []
+    for name, parameter in inspect.signature(made).parameters.items():
+        hint, default = hints.get(name, Any), parameter.default
+        if dataclasses.is_dataclass(hint):
+            out += documented(hint, f"{prefix}{name}.")
+            continue
+        if isinstance(made, type):  # a default that is made anew for each has no other place
+            field = next(f for f in dataclasses.fields(made) if f.name == name)
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+        is_required = default is parameter.empty
+        allowed = _allowed(made, name, hint)
+        shown = None if is_required else default
+        out.append(SettingDoc(f"{prefix}{name}", shown, allowed, texts.get(name, ""), is_required))
+    return out
+
+
+def _meanings(made: Any) -> dict[str, str]:
+    """What the docstrings of a class and its bases, or of a function, say of each name."""
+    found: dict[str, str] = {}
+    for source in reversed(made.__mro__) if isinstance(made, type) else (made,):
+        text = (
+            inspect.getdoc(source) if source is made else source.__doc__ and inspect.getdoc(source)
+        )
+        for names, meaning in _BULLET.findall(f"{text or ''}\n"):
+            for name in re.findall(r"`(\w+)`", names):
+                found[name] = " ".join(meaning.split()).replace("`", "")
+    return found
+
+
+def _allowed(made: Any, name: str, hint: Any) -> str:
+    """The values that a setting may have: its type, and what a refusal of a wild number says."""
+    wild: Any = -(10**9)
+    if isinstance(made, type) and any(t in (int, float) for t in (hint, *typing.get_args(hint))):
+        try:
+            build(made, {name: wild})
+        except SettingError as error:
+            named, _, told = str(error).rpartition("give ")
+            if re.search(rf"\b{name} ?=", named):
+                return told.partition(" (now")[0].rstrip(".")
+    values = [a for h in (hint, *typing.get_args(hint)) for a in typing.get_args(h)]
+    if values and typing.get_origin(hint) is typing.Literal:
+        return " or ".join([", ".join(map(str, values[:-1])), str(values[-1])])
+    return _describe(hint).replace("'", "").replace('"', "")
+
+
+def check_threads(count: Any) -> None:
+    """Refuse a number of CPU threads that torch cannot have."""
+    is_whole = isinstance(count, int) and not isinstance(count, bool)
+    if not is_whole or not 1 <= count <= MOST_THREADS:
+        raise SettingError(f"threads = {count!r} is not allowed; give 1 to {MOST_THREADS:,}.")
 
 
 def to_dict(settings: Any) -> dict[str, Any]:

@@ -55,13 +55,17 @@ from tinysubnets.method.base import (
     check_task,
     learn,
 )
+from tinysubnets.method.progress import OnEpoch
+from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
 from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, weights_hash
+from tinysubnets.tasks.checks import check_numbers
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.sources import batches
 from tinysubnets.tasks.task import Label, Split, Task
 from tinysubnets.training import distributed
 from tinysubnets.training.evaluate import (
@@ -260,7 +264,7 @@ class DenseLearner:
         *,
         training: TrainingSettings | Mapping[str, Any] | None = None,
         pruning: Any = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         **settings: Any,
     ) -> None:
         """A learner that has learned nothing.
@@ -269,12 +273,13 @@ class DenseLearner:
         - `training`: how every task is trained, `TrainingSettings` or their values by name.
         - `pruning`: not used; every method is built with the same arguments.
         - `device`: where it computes, "auto" for a GPU if there is one.
-        - `settings`: those of the method, by name; see its settings class.
+        - `settings`: those of the method by name, see its settings class, and those of training.
         """
         check_architecture(architecture)
-        self.settings = config.build(self.settings_class, settings)
+        self.settings, self.training = config.build_with(
+            self.settings_class, settings, training=(TrainingSettings, training)
+        )
         check_scenario_type(self.name, self.settings.scenario_type, self.scenario_types)
-        self.training = config.build(TrainingSettings, training, "training")
         self.device, self.architecture = pick_device(device), architecture
         self.pretrained: dict[str, Tensor] | None = None
         if self.settings.init == "pretrained":
@@ -423,9 +428,16 @@ class DenseLearner:
             )
         return DenseTrainer(self, task)
 
-    def learn(self, task: Task) -> TaskReport:
-        """Learn a task to its end."""
-        return learn(self, task)
+    def learn(
+        self,
+        task: Task,
+        *,
+        progress: bool | None = None,
+        on_epoch: OnEpoch | None = None,
+        threads: int | None = None,
+    ) -> TaskReport:
+        """Learn a task to its end; the arguments are those of `method.base.learn`."""
+        return learn(self, task, progress=progress, on_epoch=on_epoch, threads=threads)
 
     def network(self, task: str) -> dict[str, Tensor]:
         """The tensors that answer for a learned task, by the user's own names."""
@@ -441,16 +453,17 @@ class DenseLearner:
             )
         if task is None and not self.learned:
             raise TaskError(f"this {self.name} learner has learned no task yet; learn one first.")
-        raw = inputs if isinstance(inputs, Tensor) else torch.from_numpy(np.asarray(inputs))
         known = next(iter(self.learned.values())) if task is None else self._known(task)
         start, stop = (0, len(self.classes)) if task is None else known.columns
         network = self.network(known.name) | self.architecture.constants
         tensors = {n: t.to(self.device) for n, t in network.items()}
         normalize = self.normalization(known)
-        parts = [
-            self.architecture(tensors, normalize(part.to(self.device)))[:, start:stop].cpu()
-            for part in raw.split(DEFAULT_BATCH)
-        ]
+        parts = []
+        for raw in batches(inputs, DEFAULT_BATCH):
+            check_numbers(known.name, raw)
+            normalize.check(known.name, raw)
+            answers = self.architecture(tensors, normalize(raw.to(self.device)))
+            parts.append(answers[:, start:stop].cpu())
         return torch.cat(parts) if parts else torch.empty(0, stop - start)
 
     def predict(self, task: str | None, inputs: Any) -> np.ndarray:
@@ -459,6 +472,16 @@ class DenseLearner:
         if task is not None:
             return np.array(self._known(task).classes)[chosen]
         return np.array([label for _, label in self.classes])[chosen]
+
+    def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The probability of each class of a task, or of all in the order of `classes`."""
+        return probabilities(self.logits(task, inputs))
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a task is answered when it is known which; see `SubnetStore.evaluate`."""
+        name, data = (task.name, task) if isinstance(task, Task) else (task, data)
+        classes = self._known(name).classes
+        return evaluate(lambda raw: self.logits(name, raw), name, classes, data, labels)
 
     def revisit_(self, task: Task) -> None:
         """Nothing: no data of learned tasks are needed again."""
@@ -526,7 +549,7 @@ class DenseLearner:
         folder: str | os.PathLike[str],
         net: nn.Module | Architecture | None = None,
         *,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         overrides: Iterable[str] = (),
     ) -> Self:
         """The learner of a model that this method saved, which goes on as the live one would have.

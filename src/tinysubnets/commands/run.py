@@ -110,7 +110,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return _together(options, _begin)
+    return _together(options, begin)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -147,7 +147,8 @@ def _device(options: argparse.Namespace) -> str:
     return "auto"  # the folder is on the machine of the first process
 
 
-def _begin(options: argparse.Namespace) -> int:
+def begin(options: argparse.Namespace) -> int:
+    """A new run to its end, in this process; the options are those of `tsn run`."""
     from tinysubnets.datasets import hub
     from tinysubnets.experiments import recipe
     from tinysubnets.experiments.recipe import Plan, default_folder

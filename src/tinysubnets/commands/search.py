@@ -100,9 +100,9 @@ def _search(options: argparse.Namespace) -> int:
 def _planned(options: argparse.Namespace) -> SearchPlan:
     """What is searched; mistakes show here, before the first trial begins."""
     from tinysubnets import config
+    from tinysubnets.config import MOST_THREADS
     from tinysubnets.datasets import hub
     from tinysubnets.experiments import recipe
-    from tinysubnets.experiments.recipe import MOST_THREADS
     from tinysubnets.experiments.search import SearchPlan, parse_size, untested
     from tinysubnets.experiments.search_space import own_settings, read_space
     from tinysubnets.training.precision import pick_device

@@ -14,7 +14,7 @@ from tinysubnets.datasets import catalog, hub
 from tinysubnets.datasets.images import SUFFIXES, Form, sniff
 from tinysubnets.errors import DataError, SettingError, unknown
 
-_TEST_FOLDERS = ("test", "validation", "valid", "val")
+TEST_FOLDERS = ("test", "validation", "valid", "val")
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,10 @@ def load_folder(
     these, or a call without a split, is taken whole. `mode` is RGB or L, by
     default that of the first image.
     """
+    if mode not in (None, "RGB", "L"):
+        raise SettingError(unknown("mode", str(mode), ("RGB", "L")))
+    if size is not None and size < 1:
+        raise SettingError(f"size={size}: give a number of pixels, at least 1.")
     top = Path(path).expanduser()
     folder = top if split is None else _split_folder(top, split)
     classes, files, labels = _images_by_class(folder)
@@ -80,8 +84,6 @@ def load_folder(
             raise DataError(f"{folder} has classes that {train} has not: {', '.join(extra)}.")
         labels = np.array([names.index(classes[label]) for label in labels], dtype=np.int64)
         classes = names
-    if mode not in (None, "RGB", "L"):
-        raise SettingError(unknown("mode", str(mode), ("RGB", "L")))
     form = _folder_form(files[0], size, mode)
 
     def build(temporary: Path) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -187,11 +189,11 @@ def _split_folder(top: Path, split: str) -> Path:
     """The sub-folder of a split."""
     if split not in ("train", "test"):
         raise SettingError(unknown("split", split, ("train", "test")))
-    candidates = ("train",) if split == "train" else _TEST_FOLDERS
+    candidates = ("train",) if split == "train" else TEST_FOLDERS
     for candidate in candidates:
         if (top / candidate).is_dir():
             return top / candidate
-    if split == "train" and not any((top / name).is_dir() for name in _TEST_FOLDERS):
+    if split == "train" and not any((top / name).is_dir() for name in TEST_FOLDERS):
         return top
     raise DataError(
         f"{top} has no sub-folder {' or '.join(candidates)} for the {split} split. A data set in "
@@ -210,12 +212,9 @@ def _images_by_class(folder: Path) -> tuple[tuple[str, ...], list[Path], np.ndar
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder.")
     classes, files, labels = _class_names(folder), [], []
+    _check_level(folder, classes)
     for label, name in enumerate(classes):
-        images = sorted(
-            p
-            for p in (folder / name).rglob("*")
-            if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")
-        )
+        images = sorted(p for p in (folder / name).rglob("*") if _is_image(p))
         files += images
         labels += [label] * len(images)
     if not files:
@@ -226,6 +225,47 @@ def _images_by_class(folder: Path) -> tuple[tuple[str, ...], list[Path], np.ndar
     return classes, files, np.array(labels, dtype=np.int64)
 
 
+def _check_level(folder: Path, classes: tuple[str, ...]) -> None:
+    """Refuse a folder whose classes lie one level deeper, or that is itself one class."""
+    if not classes and _has_images(folder):
+        raise DataError(
+            f"{folder} holds images itself, but no sub-folders of classes. Give the folder that "
+            f"holds one sub-folder per class: {folder.resolve().parent}?"
+        )
+    inside = {name: _image_folders(folder / name) for name in classes}
+    inside = {name: found for name, found in inside.items() if found or _has_images(folder / name)}
+    if not inside or any(_has_images(folder / name) for name in inside):
+        return
+    example = next(iter(inside))
+    deeper = ", ".join(f"{example}/{name}" for name in inside[example][:4])
+    if len(inside) == 1:
+        raise DataError(
+            f"{folder} is one level too high: its only sub-folder with images, {example}, has them "
+            f"in {deeper}. Give {folder / example}."
+        )
+    if all(len(found) > 1 for found in inside.values()):
+        raise DataError(
+            f"{folder} seems to be one level too high: images lie in {deeper} and so on, none "
+            f"directly in {', '.join(list(inside)[:4])}. Where each of these is a task, give one "
+            f"of them: {folder / example}. Where they are classes, put their images directly into "
+            "them."
+        )
+
+
+def _has_images(folder: Path) -> bool:
+    """Whether a folder holds images directly."""
+    return any(_is_image(p) for p in folder.iterdir())
+
+
+def _image_folders(folder: Path) -> list[str]:
+    """The sub-folders of a folder that hold images at any depth."""
+    return [n for n in _class_names(folder) if any(map(_is_image, (folder / n).rglob("*")))]
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
 def _folder_form(first: Path, size: int | None, mode: str | None) -> Form:
     """The form of a folder's images: the first image's, or the size and mode given."""
     try:
@@ -234,8 +274,6 @@ def _folder_form(first: Path, size: int | None, mode: str | None) -> Form:
         raise DataError(f"{first}: {error}.") from error
     if size is None:
         return Form(mode or seen.mode, seen.height, seen.width)
-    if size < 1:
-        raise SettingError(f"size={size}: give a number of pixels, at least 1.")
     return Form(mode or seen.mode, size, size, size)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tinysubnets.datasets.images import Form, decode_image
-from tinysubnets.datasets.loaders import load_folder, load_npz
+from tinysubnets.datasets.loaders import TEST_FOLDERS, load_folder, load_npz
 from tinysubnets.errors import DataError, TaskError
 from tinysubnets.model.subnet import Sample, Subnet
 from tinysubnets.tasks.checks import as_tensor, check_finite
@@ -63,6 +63,32 @@ def read_labeled(data: str, sample: Sample | None, task: str) -> tuple[np.ndarra
         if sample is not None:
             inputs = inputs.reshape(len(inputs), *sample.shape)
     return inputs, np.array(found.classes)[found.labels]
+
+
+def read_folder(
+    folder: str | Path, size: int | None = None, mode: str | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The parts of a folder of images per class: pixels and the names of their classes.
+
+    A folder with `train/` has a part "train", and "test" where it has `test/`; `val/`, `valid/` or
+    `validation/` is the part "valid" beside a test part, and else the test part itself. Another
+    folder is all "train".
+
+    - `size`: the side in pixels that images are brought to: the shorter side is resized to it and
+      the middle cut out. None takes images as they are, all of one size.
+    - `mode`: "RGB" or "L"; by default that of the first image.
+    """
+    top = Path(folder).expanduser()
+    folders = {"train": top}
+    if (top / "train").is_dir():
+        held = [top / name for name in TEST_FOLDERS if (top / name).is_dir()]
+        folders = {"train": top / "train"} | dict(zip(("test", "valid"), held, strict=False))
+    parts = {}
+    for part, place in folders.items():
+        found = load_folder(place, None, size, mode)
+        mode = mode or ("L" if found.inputs.shape[1] == 1 else "RGB")
+        parts[part] = found.inputs, np.array(found.classes)[found.labels]
+    return parts
 
 
 def read_task(name: str, data: str, samples: Sequence[Sample | None], seed: int) -> Task:

@@ -65,6 +65,12 @@ _BASELINES = (
     ("naive", "Plain training, one task after the other: forgets", "joint:Naive", _DENSE),
     ("cumulative", "Joint training on all data so far", "joint:Cumulative", _DENSE),
     ("independent", "One network per task: the upper bound", "joint:Independent", _DENSE),
+    (
+        "separate",
+        "One small network per task, pruned and in few bits, in one file",
+        "separate:SeparateNetworks",
+        "separate:SeparateSettings",
+    ),
     ("replay", "A small balanced memory joins every batch", "replay:Replay", _MEMORY),
     ("gdumb", "A fresh network trained on a balanced memory alone", "replay:GDumb", _MEMORY),
     ("gem", "Gradients go against no earlier task's memory", "gem:GEM", "gem:GEMSettings"),
@@ -114,7 +120,7 @@ def build(
     settings: Mapping[str, Any] | None = None,
     training: Any = None,
     pruning: Any = None,
-    device: Any = "cpu",
+    device: Any = "auto",
     seed: int = 0,
 ) -> Learner:
     """A new learner.
@@ -135,7 +141,7 @@ def resume(
     folder: str | os.PathLike[str],
     net: nn.Module | Architecture | None = None,
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = "auto",
     overrides: Iterable[str] = (),
 ) -> Learner:
     """The learner of a saved model, by the method that made it; see `Learner.resume`."""

@@ -37,11 +37,11 @@ from tinysubnets.experiments import methods
 from tinysubnets.experiments.metrics import Probe, accuracy
 from tinysubnets.experiments.recipe import Recipe, build_architecture
 from tinysubnets.experiments.results import flat
-from tinysubnets.experiments.run import SMALL_NETWORK
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.search_space import Range, Space, with_settings
 from tinysubnets.tasks.task import Split, Task
 from tinysubnets.training.loop import EpochReport
+from tinysubnets.training.precision import SMALL_NETWORK
 
 if TYPE_CHECKING:
     from tinysubnets.experiments.cluster import Cluster, Stream

@@ -1,7 +1,7 @@
 """The model file: a learned store as one small file that loads anywhere; see docs/FORMAT.md."""
 
 from tinysubnets.format.container import FILE_NAME, VERSION, ModelFile, model_path
-from tinysubnets.format.folder import load, save
+from tinysubnets.format.folder import load, reserve, save
 from tinysubnets.format.hub import pull, push
 from tinysubnets.format.inspect import check, inspect
 from tinysubnets.format.io import Contents, encode, read_contents
@@ -19,5 +19,6 @@ __all__ = [
     "pull",
     "push",
     "read_contents",
+    "reserve",
     "save",
 ]

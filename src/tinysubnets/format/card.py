@@ -46,13 +46,26 @@ def model_card(store: SubnetStore, ledger: Ledger) -> str:
 
 
 def _usage(store: SubnetStore) -> list[str]:
-    """How the model is used, for the first of its tasks."""
+    """How the model is used, for the first of its tasks; it runs in the model's own folder."""
+    rebuild = store.architecture.rebuild
+    is_rebuilt = rebuild is not None and ":" not in str(rebuild.get("network", ":"))
+    lines = ["```python", "import torch", "", "from tinysubnets import SubnetStore", ""]
+    if is_rebuilt:
+        lines.append('store = SubnetStore.load(".")  # this folder')
+    else:
+        lines += [
+            "# `net` is your own network, as it was when the tasks were learned.",
+            'store = SubnetStore.load(".", net)  # this folder',
+        ]
+    subnet = next(iter(store.subnets.values()), None)
+    if subnet is None or subnet.sample is None:
+        return [*lines, "print(store.tasks)", "```"]
+    sample, name = subnet.sample, subnet.name
+    shape = ", ".join(map(str, (2, *sample.shape)))
     return [
-        "```python",
-        "from tinysubnets import SubnetStore",
-        "",
-        'store = SubnetStore.load("path/to/this/folder")',
-        f"labels = store.predict({next(iter(store.tasks), 'task')!r}, inputs)",
+        *lines,
+        f"inputs = torch.zeros(({shape}), dtype={sample.dtype})  # raw: normalized for you",
+        f"print(store.predict({name!r}, inputs))",
         "```",
     ]
 

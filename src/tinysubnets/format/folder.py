@@ -23,40 +23,73 @@ from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
 
+_written: set[str] = set()  # the models that this process has saved, by the hash of their config
 
-def save(store: SubnetStore, folder: str | os.PathLike[str]) -> Path:
-    """Write a store into a folder, in one step as others see it; returns the model file."""
+
+def save(store: SubnetStore, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    """Write a store into a folder, in one step as others see it; returns the model file.
+
+    - `overwrite`: whether a model that was there before this store began, or that this process
+      saved, may be replaced. One that another process has put there since never is.
+    """
     if store.is_partial:
         raise ArtifactError(
             f"this store holds only the task {store.tasks[0]!r} of its model, loaded for "
             "deployment; load the whole model to save it."
         )
-    target = Path(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArtifactError(f"{target} is not a folder to save in: {error.strerror}.") from None
+    target = _made(Path(folder))
     encoded = encode(store)
     identity = _identity_of(encoded.parts[0])
     path = target / FILE_NAME
     with lock(target / ".lock", wait=True):
-        _check_conflict(path, store, identity)
+        _check_conflict(path, store, identity, overwrite)
         try:
             atomic_write(path, encoded.parts, is_only_writer=True)
         except OSError as error:
             if not _is_in_place(path, identity):
                 raise  # the old model is as it was
-            store.saved_as = identity
+            _note(store, identity)
             raise ArtifactError(
                 f"the new model is in {path}, but it could not be made sure that a power cut "
                 f"leaves it there: {error.strerror}."
             ) from error
-        store.saved_as = identity
+        _note(store, identity)
         with ModelFile(path) as file:
             config = json.dumps(file.config, indent=2, ensure_ascii=False) + "\n"
         card = model_card(store, encoded.ledger)
         write_beside(path, {"config.json": config.encode(), "README.md": card.encode()})
     return path
+
+
+def reserve(store: SubnetStore, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Check that a store can be saved in a folder later on, before anything is learned in vain.
+
+    - `overwrite`: take note of the model that is there now, so that `save` may replace it, and no
+      other.
+    """
+    path = _made(Path(folder)) / FILE_NAME
+    try:
+        with lock(path.with_name(".lock"), wait=True):
+            if overwrite and (there := _identity_at(path)) is not None:
+                store.saved_as = there
+            _check_conflict(path, store, "", overwrite)
+    except OSError as error:
+        raise ArtifactError(f"cannot write to {path.parent}: {error.strerror}.") from error
+
+
+def _made(folder: Path) -> Path:
+    """The folder, made where it is not there yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"{folder} is not a folder to save in: {error.strerror}.") from None
+    return folder
+
+
+def _note(store: SubnetStore, identity: str) -> None:
+    """Take note of what a store has just been saved as."""
+    store.saved_as = identity
+    _written.add(identity)
 
 
 def write_beside(model: Path, files: Mapping[str, bytes]) -> None:
@@ -115,23 +148,36 @@ def _is_in_place(path: Path, identity: str) -> bool:
         return False
 
 
-def _check_conflict(path: Path, store: SubnetStore, identity: str) -> None:
-    """Refuse to replace a model that this store does not know."""
-    if not os.path.lexists(path):
+def _check_conflict(path: Path, store: SubnetStore, identity: str, overwrite: bool) -> None:
+    """Refuse to replace a model that this store does not know, or with `overwrite` a newer one."""
+    there = _identity_at(path)
+    if there is None or there in (store.saved_as, identity):
         return
+    if not overwrite:
+        raise ConflictError(
+            f"{path} is not the model this store was loaded from or last saved as: another writer "
+            "has put it there, or you have in an earlier run. Load it and learn on top of it, save "
+            "elsewhere, or replace it by save(folder, overwrite=True)."
+        )
+    if there not in _written and path.stat().st_mtime_ns > store.began_ns:
+        raise ConflictError(
+            f"{path} was put there by another process while this store was at work, so it is not "
+            "replaced, overwrite or not. Load it and learn on top of it, or save elsewhere."
+        )
+
+
+def _identity_at(path: Path) -> str | None:
+    """The hash that stands for the model in a place; None where there is none yet."""
+    if not os.path.lexists(path):
+        return None
     try:
         with ModelFile(path) as file:
-            there = file.identity
+            return file.identity
     except ArtifactError as error:
         raise ConflictError(
             f"{path} exists and is not a model that can be read ({error}). Move it away, or save "
             "elsewhere."
         ) from error
-    if there not in (store.saved_as, identity):
-        raise ConflictError(
-            f"{path} is not the model this store was loaded from or last saved as: another writer "
-            "has put it there. Load it and learn on top of it, or save elsewhere."
-        )
 
 
 def _identity_of(header: bytes) -> str:

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets.errors import ArchitectureError, MismatchError, SettingError, TaskError
+from tinysubnets.method.progress import OnEpoch, learning
+from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
@@ -136,8 +138,15 @@ class Learner(Protocol):
         """Check a task and set up its training; nothing is learned yet."""
         ...
 
-    def learn(self, task: Task) -> TaskReport:
-        """Learn a task to its end."""
+    def learn(
+        self,
+        task: Task,
+        *,
+        progress: bool | None = None,
+        on_epoch: OnEpoch | None = None,
+        threads: int | None = None,
+    ) -> TaskReport:
+        """Learn a task to its end; the arguments are those of `learn` in this module."""
         ...
 
     def logits(self, task: str | None, inputs: Any) -> Tensor:
@@ -146,6 +155,14 @@ class Learner(Protocol):
 
     def predict(self, task: str | None, inputs: Any) -> np.ndarray:
         """The user's own labels for raw inputs of a task, or of an unknown one."""
+        ...
+
+    def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The probability of each class of a task, or of all, for raw inputs."""
+        ...
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a task is answered when it is known which; see `SubnetStore.evaluate`."""
         ...
 
     def columns(self, task: str) -> tuple[int, int]:
@@ -174,12 +191,13 @@ class Learner(Protocol):
         folder: str | os.PathLike[str],
         net: nn.Module | Architecture | None = None,
         *,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         overrides: Iterable[str] = (),
     ) -> Self:
         """The learner of a model that this method saved, which goes on as the live one would have.
 
         - `net`: your own network again; networks of the package are rebuilt by name.
+        - `device`: where it computes from now on, "auto" for a GPU if there is one.
         - `overrides`: `key=value` assignments to its settings, such as "training.epochs=5".
         """
         ...
@@ -242,12 +260,28 @@ BUSY = (
 )
 
 
-def learn(learner: Learner, task: Task) -> TaskReport:
-    """Train all epochs of a task and keep it."""
-    trainer = learner.begin(task)
-    while not trainer.finished:
-        trainer.epoch()
-    return trainer.finish()
+def learn(
+    learner: Learner,
+    task: Task,
+    *,
+    progress: bool | None = None,
+    on_epoch: OnEpoch | None = None,
+    threads: int | None = None,
+) -> TaskReport:
+    """Train all epochs of a task and keep it.
+
+    - `progress`: whether epochs are shown, live on a terminal and as plain lines elsewhere; None
+      shows them on a terminal alone.
+    - `on_epoch`: called with every epoch's `EpochReport`, say to log it. What it raises ends
+      learning, and the task is not kept.
+    - `threads`: of torch on the CPU meanwhile; None takes one for networks of fewer than 250,000
+      shared weights, as `tsn run` does, and else leaves the number as it is.
+    """
+    with learning(task, learner.architecture.num_shared, progress, on_epoch, threads) as see:
+        trainer = learner.begin(task)
+        while not trainer.finished:
+            see(trainer.epoch())
+        return trainer.finish()
 
 
 def check_task(task: Task, learned: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 
 from tinysubnets.coding.bits import pack_mask
-from tinysubnets.method.pruning import Candidate, Pruned, PruningSettings, post_prune
-from tinysubnets.model.subnet import CodebookTensor, code
+from tinysubnets.method.pruning import (
+    Candidate,
+    Pruned,
+    PruningSettings,
+    PruningStep,
+    post_prune,
+)
+from tinysubnets.model.subnet import CodebookTensor, code, constant
 from tinysubnets.nn.masked import TaskModule
+from tinysubnets.nn.norms import folded
 from tinysubnets.training.evaluate import EvalResult, check_finite, recalibrate_batchnorm
 from tinysubnets.training.loop import Training
 from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, stages_of
@@ -74,14 +81,16 @@ class Compressor:
         own = self.own_weights(mask)
         return tuple(code(self.free[i:j][own[i:j]], bits) for i, j in self.module.codebook_segments)
 
+    def values(self, mask: Tensor, own: tuple[CodebookTensor, ...] | None) -> Tensor:
+        """The flat own values under a mask, decoded or as trained."""
+        if own is None:
+            return self.free
+        decoded = torch.cat([c.decode() for c in own]).to(self.free)
+        return self.free.masked_scatter(self.own_weights(mask), decoded)
+
     def weights(self, mask: Tensor, own: tuple[CodebookTensor, ...] | None) -> Tensor:
-        """The flat weights under a mask: owned values, and own ones decoded or as trained."""
-        values = self.free
-        if own is not None:
-            decoded = torch.cat([c.decode() for c in own]).to(self.free)
-            values = self.free.masked_scatter(self.own_weights(mask), decoded)
-        values = torch.where(self.module.owned_weights, self.module.bank_values, values)
-        return torch.where(self.layout.expand(mask), values, torch.zeros((), device=values.device))
+        """The flat weights under a mask, with own values decoded or as trained."""
+        return self.module.compose(mask, self.values(mask, own))
 
     def tensors(self, weights: Tensor) -> dict[str, Tensor]:
         """All tensors of the network with these shared weights and the task's own parameters."""
@@ -111,25 +120,25 @@ class Compressor:
         *,
         references: tuple[Tensor, ...],
         path: tuple[int | str, ...],
-    ) -> Pruned:
-        """Algorithm 2 on the quantized subnet.
+    ) -> Generator[PruningStep, None, Pruned]:
+        """Algorithm 2 on the quantized subnet, step by step; the generator returns what is left.
 
         - `references`: masks that the task's own may be coded against.
         - `path`: the seed path that draws layers.
         """
-        values = self.weights(self.mask, own)
+        values = self.values(self.mask, own)
         measure = self._by_stages(values, settings.samples)
         measure = measure or self._as_a_whole(values, settings.samples)
         here = tuple(r.to(self.mask.device) for r in references)
         candidate = Candidate(self.mask, values, self.module.owned, bits, here)
-        return post_prune(candidate, self.layout, settings, measure, path)
+        return (yield from post_prune(candidate, self.layout, settings, measure, path))
 
     def _as_a_whole(self, values: Tensor, samples: int) -> Callable[[Tensor], float]:
-        """The accuracy of these weights under a mask, by a CUDA graph where it can be."""
+        """The accuracy with these own values under a mask, by a CUDA graph where it can be."""
         training, current = self.training, self.mask.clone()
 
         def count() -> Tensor:
-            kept = torch.where(self.layout.expand(current), values, 0.0)
+            kept = self.module.compose(current, values)
             precision = training.settings.precision  # candidates are only compared
             return training.count_correct(self.tensors(kept), samples, precision)
 
@@ -146,7 +155,9 @@ class Compressor:
 
         None where a CUDA graph is faster, and for networks that are no chain of stages.
         """
-        training, layout, all_tensors = self.training, self.layout, self.tensors(values)
+        training, layout = self.training, self.layout
+        all_tensors = self.tensors(self.module.compose(self.mask, values))
+        without = self.tensors(self.module.compose(torch.zeros_like(self.mask), values))
         stages = [] if training.can_capture else stages_of(self.module.architecture)
         if not stages:
             return None
@@ -167,7 +178,8 @@ class Compressor:
                 whole = all_tensors[layout.shared[place].name]
                 lost = ~layout.blocks[place].expand(mask).view(whole.shape)
                 key = pack_mask(mask.cpu().numpy()).tobytes()
-                known = mask.clone(), key, whole.masked_fill(lost, 0.0)
+                none = without[layout.shared[place].name]
+                known = mask.clone(), key, torch.where(lost, none, whole)
             # Two are in use at a time: the one that is kept, and the one on trial.
             others = [v for v in versions[place] if v is not known]
             versions[place] = [*others[-1:], known]
@@ -195,6 +207,7 @@ class Compressor:
         training, architecture = self.training, self.module.architecture
         weights = self.weights(compressed.mask, compressed.own)
         tensors = recalibrate_batchnorm(architecture, self.tensors(weights), training.train, None)
+        tensors = folded(architecture, tensors)
 
         def accuracy(coded: dict[str, CodebookTensor]) -> float:
             stored = _decoded(coded, tensors)
@@ -238,6 +251,9 @@ def _narrowest(
 
 def _smaller(tensor: Tensor, bits: int) -> CodebookTensor:
     """A tensor's codes, or its values in float16 where codes and codebook would take more."""
+    first = float(tensor.flatten()[0])
+    if bool((tensor == first).all()):
+        return constant(first, tensor.numel())
     coded = code(tensor.flatten(), bits)
     if coded.codes is None:
         return coded

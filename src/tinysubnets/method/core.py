@@ -10,7 +10,7 @@ import io
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -41,10 +41,13 @@ from tinysubnets.method.base import (
     learn,
 )
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
+from tinysubnets.method.progress import OnEpoch
+from tinysubnets.method.pruning import PruningStep, result_of
 from tinysubnets.model.bank import Bank
+from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BankDecision, PackedMask, Sample, Subnet
+from tinysubnets.model.subnet import NO_BANK, BankDecision, PackedMask, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey, initial_state, weights_hash
 from tinysubnets.nn.masked import TaskModule
@@ -60,7 +63,7 @@ from tinysubnets.training.settings import TrainingSettings
 class SubnetReport(TaskReport):
     """What learning one task as a subnet came to.
 
-    - `bank`, `reason`: the bank the task went to, and why.
+    - `bank`, `reason`: the bank the task went to, -1 for none, and why.
     - `bits`: the width of its codes.
     - `density`: the share of the shared weights that its mask keeps.
     - `owned_before_pruning`, `owned_after_pruning`: the share of the bank that tasks own, this one
@@ -83,7 +86,7 @@ class CoreSettings(Protocol):
     @property
     def init(self) -> Literal["seeded", "pretrained"]: ...
     @property
-    def scale(self) -> Literal["kaiming", "xavier"]: ...
+    def scale(self) -> Literal["kaiming", "xavier", "he"]: ...
     @property
     def seed(self) -> int: ...
 
@@ -104,7 +107,7 @@ class MaskedCore:
         training: TrainingSettings,
         *,
         block: int = 1,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
     ) -> None:
         check_architecture(architecture)
@@ -173,7 +176,17 @@ class MaskedCore:
             )
 
 
-Compress = Callable[[Compressor], Compressed]
+Compress = Callable[[Compressor], Generator[PruningStep, None, Compressed]]
+
+
+def at_once(compress: Callable[[Compressor], Compressed]) -> Compress:
+    """How a method compresses that has no steps to show."""
+
+    def steps(work: Compressor) -> Generator[PruningStep, None, Compressed]:
+        yield from ()
+        return compress(work)
+
+    return steps
 
 
 class SubnetTrainer:
@@ -181,10 +194,11 @@ class SubnetTrainer:
 
     - `decision`: the bank, and why.
     - `module`: what is trained.
-    - `compress`: how the method gets from the trained module to a mask and codes.
+    - `compress`: how the method gets from the trained module to a mask and codes, in visible steps.
     - `task_params`: how the task-specific parameters are stored.
     - `memory`: what is kept of the task's inputs to compare later tasks with.
     - `isolated`: whether the task has its bank for itself, for ever.
+    - `reference`: the number of the task that its weights are added to, where there is one.
     """
 
     def __init__(
@@ -200,8 +214,9 @@ class SubnetTrainer:
         memory: InputStatistics | Tensor | None = None,
         training: TrainingSettings | None = None,
         isolated: bool = False,
+        reference: int | None = None,
     ) -> None:
-        self.isolated = isolated
+        self.isolated, self.reference = isolated, reference
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
@@ -226,18 +241,38 @@ class SubnetTrainer:
 
     def finish(self) -> SubnetReport:
         """Take the best epoch, compress it and claim it; the task is learned."""
-        with self.core.turn.taken(self, is_last=True):
-            return self._finish()
+        return result_of(self.finishing())
 
-    def _finish(self) -> SubnetReport:
+    def finishing(self) -> Generator[PruningStep, None, SubnetReport]:
+        """What `finish` does, in visible steps: those of post-pruning; the generator returns the
+        report.
+        """
+        steps = self._finish()
+        while True:
+            with self.core.turn.taken(self):
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    report: SubnetReport = end.value
+                    break
+            yield step
+        with self.core.turn.taken(self, is_last=True):
+            return report
+
+    def _check_store(self) -> None:
+        """Refuse to keep a task that another one has overtaken."""
         if [s.number for s in self.core.store.entries()] != self._entries:
             raise TaskError(
                 f"the store has changed since training on {self.task.name!r} began, and with it "
                 "what the task started from; begin it again."
             )
+
+    def _finish(self) -> Generator[PruningStep, None, SubnetReport]:
+        self._check_store()
         self.training.restore_best_()
         work = Compressor(self.module, self.training)
-        compressed = self.compress(work)
+        compressed = yield from self.compress(work)
+        self._check_store()  # between two steps anything may have happened
         coded, accuracy = work.task_params(compressed, self.task_params)
         work.check_finite(compressed, coded)
         subnet = Subnet(
@@ -256,6 +291,7 @@ class SubnetTrainer:
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
             isolated=self.isolated,
+            reference=self.reference,
         )
         self.core.store.add_(subnet)
         if distributed.is_active():
@@ -267,7 +303,7 @@ class SubnetTrainer:
 
     def _report(self, subnet: Subnet, pruning_seconds: float) -> SubnetReport:
         store, progress = self.core.store, self.training.progress
-        bank = store.banks[subnet.bank]
+        density = store.density(subnet.name)
         return SubnetReport(
             name=subnet.name,
             valid_accuracy=subnet.valid_accuracy,
@@ -276,9 +312,11 @@ class SubnetTrainer:
             bank=subnet.bank,
             reason=self.decision.reason,
             bits=subnet.bits,
-            density=float(store.layout.block_sizes[subnet.mask].sum()) / store.layout.num_weights,
+            density=density,
             owned_before_pruning=subnet.owned_before_pruning,
-            owned_after_pruning=bank.owned_share(),
+            owned_after_pruning=(
+                density if subnet.bank == NO_BANK else store.banks[subnet.bank].owned_share()
+            ),
             pruning_seconds=pruning_seconds,
         )
 
@@ -332,12 +370,13 @@ class MaskedLearner(ABC):
         folder: str | os.PathLike[str],
         net: nn.Module | Architecture | None = None,
         *,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         overrides: Iterable[str] = (),
     ) -> Self:
         """The learner of a saved model, which goes on exactly as the live one would have.
 
         - `net`: your own network again; networks of the package are rebuilt by name.
+        - `device`: where it computes from now on, "auto" for a GPU if there is one.
         - `overrides`: `key=value` assignments to its settings, such as "training.epochs=5".
         """
         store = SubnetStore.load(folder, net, device=pick_device(device))
@@ -389,9 +428,24 @@ class MaskedLearner(ABC):
         """The names of the learned tasks, in the order of learning."""
         return self.store.tasks
 
-    def learn(self, task: Task) -> SubnetReport:
-        """Learn a task to its end and keep it for ever."""
-        learn(self, task)
+    def learn(
+        self,
+        task: Task,
+        *,
+        progress: bool | None = None,
+        on_epoch: OnEpoch | None = None,
+        threads: int | None = None,
+    ) -> SubnetReport:
+        """Learn a task to its end and keep it for ever.
+
+        - `progress`: whether epochs are shown, live on a terminal and as plain lines elsewhere;
+          None shows them on a terminal alone.
+        - `on_epoch`: called with every epoch's `EpochReport`, say to log it. What it raises ends
+          learning, and the task is not kept.
+        - `threads`: of torch on the CPU meanwhile; None takes one for networks of fewer than
+          250,000 shared weights, as `tsn run` does, and else leaves the number as it is.
+        """
+        learn(self, task, progress=progress, on_epoch=on_epoch, threads=threads)
         return self.reports[task.name]
 
     def logits(self, task: str | None, inputs: Any) -> Tensor:
@@ -401,6 +455,14 @@ class MaskedLearner(ABC):
     def predict(self, task: str | None, inputs: Any) -> np.ndarray:
         """The user's own labels for raw inputs of a learned task."""
         return self.store.predict(self._told(task), inputs)
+
+    def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
+        """The probability of each class of a learned task for raw inputs."""
+        return self.store.predict_proba(self._told(task), inputs)
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a learned task is answered; see `SubnetStore.evaluate`."""
+        return self.store.evaluate(task, data, labels)
 
     def _told(self, task: str | None) -> str:
         if task is None:
@@ -429,9 +491,16 @@ class MaskedLearner(ABC):
         contents.put_into(self.store)
         self.reports = {r["name"]: SubnetReport(**r) for r in numbers["reports"]}
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model into a folder, atomically; gives the path of its file."""
-        return self.store.save(folder)
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the model into a folder, atomically; gives the path of its file.
+
+        - `overwrite`: whether an earlier model there may be replaced; see `SubnetStore.save`.
+        """
+        return self.store.save(folder, overwrite=overwrite)
+
+    def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Check now that the model can be saved in a folder later; see `SubnetStore.reserve`."""
+        self.store.reserve(folder, overwrite=overwrite)
 
     def ledger(self) -> Ledger:
         """What the model weighs, in bits, line by line and task by task."""

@@ -10,7 +10,7 @@ post-prune, encode, and add the subnet to the store, for ever.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -20,7 +20,9 @@ from tinysubnets.method.banks import choose_bank, new_bank, remember
 from tinysubnets.method.base import check_task
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
-from tinysubnets.method.pruning import PruningSettings
+from tinysubnets.method.difference import begin_difference
+from tinysubnets.method.progress import OnEpoch, learning
+from tinysubnets.method.pruning import PruningSettings, PruningStep
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
@@ -36,9 +38,10 @@ class TinySubNets(MaskedLearner):
 
     - `architecture`: the network, wrapped: `Architecture(net, head="fc")`.
     - `training`, `pruning`: how tasks are trained, and how Algorithm 2 searches.
-    - `device`: "cpu", "cuda" or "auto".
+    - `device`: "cpu", "cuda", or "auto" for a GPU if there is one.
     - `store`: a store to go on from.
-    - `settings`: those of `TSNSettings`, by name.
+    - `settings`: those of `TSNSettings` by name, and those of `training` and `pruning` too:
+      `epochs=3` is `training={"epochs": 3}`.
     """
 
     name: ClassVar[str] = "tsn"
@@ -51,13 +54,16 @@ class TinySubNets(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: PruningSettings | Mapping | None = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(TSNSettings, settings)
-        self.pruning = config.build(PruningSettings, pruning, "pruning")
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained, self.pruning = config.build_with(
+            TSNSettings,
+            settings,
+            training=(TrainingSettings, training),
+            pruning=(PruningSettings, pruning),
+        )
         core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
         record = {"tsn": own, "training": trained, "pruning": self.pruning}
         super().__init__(core, own, {table: config.to_dict(s) for table, s in record.items()})
@@ -75,12 +81,28 @@ class TinySubNets(MaskedLearner):
             **record["tsn"],
         )
 
-    def learn(self, task: Task) -> SubnetReport:
-        """Algorithm 1 for one task: learn it to its end and keep it for ever."""
-        trainer = self.begin(task)  # choose a bank, and build what is trained over it
-        while not trainer.finished:
-            trainer.epoch()  # scores, free weights and task-specific parameters together
-        trainer.finish()  # of the best epoch: `_compress`, then claimed by the store
+    def learn(
+        self,
+        task: Task,
+        *,
+        progress: bool | None = None,
+        on_epoch: OnEpoch | None = None,
+        threads: int | None = None,
+    ) -> SubnetReport:
+        """Algorithm 1 for one task: learn it to its end and keep it for ever.
+
+        - `progress`: whether epochs are shown, live on a terminal and as plain lines elsewhere;
+          None shows them on a terminal alone.
+        - `on_epoch`: called with every epoch's `EpochReport`, say to log it. What it raises ends
+          learning, and the task is not kept.
+        - `threads`: of torch on the CPU meanwhile; None takes one for networks of fewer than
+          250,000 shared weights, as `tsn run` does, and else leaves the number as it is.
+        """
+        with learning(task, self.architecture.num_shared, progress, on_epoch, threads) as see:
+            trainer = self.begin(task)  # choose a bank, and build what is trained over it
+            while not trainer.finished:
+                see(trainer.epoch())  # scores, free weights and task-specific parameters together
+            trainer.finish()  # of the best epoch: `compress`, then claimed by the store
         return self.reports[task.name]
 
     def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer:
@@ -96,6 +118,8 @@ class TinySubNets(MaskedLearner):
         """Choose the task's bank and set up its training."""
         settings = self.settings
         isolated = settings.isolated if isolated is None else isolated
+        if settings.selection == "magnitude":
+            return begin_difference(self, task, isolated)
         # Nothing of an isolated task enters a later one, so nothing is kept to compare it by.
         memory = None if isolated else remember(task, settings)
         decision = (
@@ -108,7 +132,7 @@ class TinySubNets(MaskedLearner):
             task,
             decision,
             self._module(task, decision),
-            lambda trained: self._compress(trained, decision.bank),
+            lambda trained: self.compress(trained, decision.bank),
             task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
             reports=self.reports,
             memory=memory,
@@ -135,8 +159,8 @@ class TinySubNets(MaskedLearner):
         start = self._initial_state(task, decision)
         return TaskModule(self.architecture, layout, bank.values, bank.owned, start, compression)
 
-    def _compress(self, trained: Compressor, bank: int) -> Compressed:
-        """Choose the bit-width, post-prune, and encode what is left."""
+    def compress(self, trained: Compressor, bank: int) -> Generator[PruningStep, None, Compressed]:
+        """Choose the bit-width, post-prune in visible steps, and encode what is left."""
         settings = self.settings
         if settings.bits == "auto":
             bits, own = trained.choose_bits(settings.first_bits, settings.tolerance)
@@ -147,7 +171,7 @@ class TinySubNets(MaskedLearner):
         begin = time.perf_counter()
         # Only bytes depend on other masks, and to bring them here takes time.
         others = self.store.members(bank) if self.pruning.objective == "bytes" else []
-        pruned = trained.prune(
+        pruned = yield from trained.prune(
             own,
             bits,
             self.pruning,

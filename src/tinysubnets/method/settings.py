@@ -15,21 +15,31 @@ class TSNSettings:
     - `density`: the share of shared weights a task's mask keeps.
     - `density_exponent`: 0 gives every tensor that density; above, small tensors are denser, by
       their size to this power, and large ones sparser, so that the whole has it.
+    - `selection`: "scores" learns a mask by a score for each weight over a bank, as the paper does;
+      "magnitude" trains all weights of a task and prunes them gradually down to `density`, the
+      smallest first: no scores, no bank, the task's values are its own.
+    - `reference`: with "magnitude", what a task's own values are added to: the weights of the
+      "previous" task or of the most "similar" one, so that it stores where and how it differs; or
+      "none".
+    - `first_density`, `difference_decay`: the density of a task without a reference, by default
+      `density`, and the weight decay of a task with one, by default that of training.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
+    - `first_bits`: the least width that "auto" tries.
     - `training_bits`: the width while training with bits "auto".
+    - `tolerance`: the share of validation accuracy that "auto" may lose.
     - `sharing`: "values" lets a task use what earlier tasks own, "none" keeps tasks disjoint.
     - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
     - `max_banks`, `threshold`: a task farther than `threshold` from all others opens a new bank
       (1 = as alike as two halves of one task) while there are fewer than `max_banks`.
     - `memory`, `memory_samples`: what is kept of how many samples to tell tasks apart.
     - `post_pruning`: whether Algorithm 2 runs after training.
-    - `score_init`: mask scores start "random", or with the "previous_mask" on top: that of the
-      bank's last or most similar task, as `previous_mask_of` says.
+    - `score_init`, `previous_mask_of`: mask scores start "random", or with the "previous_mask" on
+      top: that of the bank's last or most similar task.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread.
     - `codebooks`: one per "layer" or one per "task".
-    - `task_param_bits`: how heads, biases and norms are stored; "auto" takes the narrowest form
-      that loses at most `task_param_tolerance` of validation accuracy.
+    - `task_param_bits`, `task_param_tolerance`: how heads, biases and norms are stored; "auto"
+      takes the narrowest form that loses at most that share of validation accuracy.
     - `layer_loss_weight`: the weight λ of the layer-wise loss.
     - `isolated`: whether every task gets a bank for itself, not counted by `max_banks`, so that it
       can be removed exactly at any time.
@@ -37,6 +47,10 @@ class TSNSettings:
 
     density: float = 0.3
     density_exponent: float = 0.0
+    selection: Literal["scores", "magnitude"] = "scores"
+    reference: Literal["none", "previous", "similar"] = "none"
+    first_density: float | None = None
+    difference_decay: float | None = None
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4
@@ -51,7 +65,7 @@ class TSNSettings:
     score_init: Literal["random", "previous_mask"] = "random"
     previous_mask_of: Literal["last", "similar"] = "last"
     init: Literal["seeded", "pretrained"] = "seeded"
-    scale: Literal["kaiming", "xavier"] = "kaiming"
+    scale: Literal["kaiming", "xavier", "he"] = "kaiming"
     codebooks: Literal["layer", "task"] = "layer"
     task_param_bits: Literal["auto"] | int = "auto"
     task_param_tolerance: float = 0.002
@@ -68,28 +82,24 @@ class TSNSettings:
             "a number from 0 to 1",
         )
         _require(
-            self.bits == "auto" or self.bits in (*range(2, 9), 32),
+            self.bits == "auto" or self.bits in (*range(1, 9), 32),
             "bits",
             self.bits,
-            "'auto', 2 to 8, or 32",
+            "'auto', 1 to 8, or 32",
         )
-        _require(2 <= self.first_bits <= 8, "first_bits", self.first_bits, "2 to 8")
+        _require(1 <= self.first_bits <= 8, "first_bits", self.first_bits, "1 to 8")
         _require(
-            self.training_bits in (*range(2, 9), 32),
+            self.training_bits in (*range(1, 9), 32),
             "training_bits",
             self.training_bits,
-            "2 to 8, or 32",
+            "1 to 8, or 32",
         )
         _require(self.block >= 1, "block", self.block, "an integer of at least 1")
         _require(self.max_banks >= 1, "max_banks", self.max_banks, "an integer of at least 1")
         _require(self.threshold >= 0, "threshold", self.threshold, "a number of at least 0")
         _require(self.memory_samples >= 4, "memory_samples", self.memory_samples, "at least 4")
-        _require(
-            self.tolerance >= 0 and self.task_param_tolerance >= 0,
-            "tolerance",
-            self.tolerance,
-            "at least 0",
-        )
+        for name in ("tolerance", "task_param_tolerance"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         _require(
             self.task_param_bits == "auto" or self.task_param_bits in (4, 5, 6, 7, 8, 16, 32),
             "task_param_bits",
@@ -98,6 +108,14 @@ class TSNSettings:
         )
         weight = self.layer_loss_weight
         _require(weight >= 0, "layer_loss_weight", weight, "at least 0")
+        if self.selection == "magnitude":
+            _require(weight == 0, "layer_loss_weight", weight, "0 where selection = 'magnitude'")
+        else:
+            allowed = "'none' where selection = 'scores'"
+            _require(self.reference == "none", "reference", self.reference, allowed)
+        first, decay = self.first_density, self.difference_decay
+        _require(first is None or 0 < first <= 1, "first_density", first, "a share above 0")
+        _require(decay is None or decay >= 0, "difference_decay", decay, "a number of at least 0")
         _require(
             self.memory is not None or self.max_banks == 1 or self.sharing == "none",
             "memory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.model.bank import Bank, Base
+from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
 from tinysubnets.model.removal import Removal, remove_, union
 from tinysubnets.model.size import Ledger
@@ -30,9 +32,11 @@ from tinysubnets.model.subnet import (
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
-from tinysubnets.tasks.checks import MAX_NAME, as_tensor, check_text
+from tinysubnets.tasks.checks import MAX_NAME, check_text
 from tinysubnets.tasks.divergence import divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.sources import batches
+from tinysubnets.tasks.task import Task
 from tinysubnets.training.precision import arithmetic
 
 DEFAULT_BATCH = 500
@@ -53,8 +57,8 @@ class SubnetStore:
 
     `subnets` are the learned tasks by name, `nameless` the weights that removed tasks left to
     others, by number. `next_number` is that of the next task: numbers are never used twice.
-    `saved_as` names the file the store was loaded from or last saved as; a partial store holds one
-    task.
+    `saved_as` names the file the store was loaded from or last saved as, `began_ns` when it began;
+    a partial store holds one task.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class SubnetStore:
         self.base = base
         self.saved_as: str | None = None
         self.is_partial = False
+        self.began_ns = time.time_ns()
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
 
@@ -149,7 +154,7 @@ class SubnetStore:
                     f"task {subnet.name!r} refers to task number {subnet.reference}, which is "
                     "not there or isolated; give the number of a learned task."
                 )
-            if len(self._chain(found[0])) > MAX_CHAIN:
+            if len(self.chain(found[0])) > MAX_CHAIN:
                 raise TaskError(
                     f"task {subnet.name!r} would add up more than {MAX_CHAIN} subnets; refer to a "
                     "task that refers to fewer."
@@ -244,7 +249,7 @@ class SubnetStore:
 
         Where the task refers to another, or to the base, they are added to that one's weights.
         """
-        chain = self._chain(self.subnet(task))
+        chain = self.chain(self.subnet(task))
         total = self._base_weights() if chain[-1].reference == BASE else None
         for entry in reversed(chain):
             mask = self.layout.expand(entry.mask)
@@ -260,7 +265,7 @@ class SubnetStore:
         assert total is not None
         return total
 
-    def _chain(self, subnet: Subnet) -> list[Subnet]:
+    def chain(self, subnet: Subnet) -> list[Subnet]:
         """A subnet, the one it adds its weights to, and so on; the base is not among them."""
         chain, numbers = [subnet], self._by_number
         while (reference := chain[-1].reference) not in (None, BASE):
@@ -300,44 +305,73 @@ class SubnetStore:
         self._decoded = (*known, (subnet, decoded))[-num:]
         return decoded
 
+    def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
+        """The task's logits for raw inputs, one row per sample, on the CPU.
+
+        - `inputs`: an array, a tensor, pictures of Pillow, a data set, or a loader that does not
+          shuffle.
+        """
+        return self._logits(self.subnet(task), inputs, batch_size)
+
     @arithmetic("float32", deterministic=True)
     @torch.no_grad()
-    def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
-        """The task's logits for raw inputs, one row per sample, on the CPU."""
-        tensors, normalize = self.tensors(task), self.subnet(task).normalization
+    def _logits(
+        self, subnet: Subnet, inputs: Any, batch_size: int, *, check_scale: bool = False
+    ) -> Tensor:
+        """Logits batch by batch; `check_scale` also refuses pixels that were scaled already."""
+        task, tensors, parts = subnet.name, self.tensors(subnet.name), []
         try:
-            raw = as_tensor(inputs)
+            for raw in batches(inputs, batch_size):
+                subnet.check_inputs(raw)
+                parts.append(self._batch_logits(subnet, tensors, raw))
+                if check_scale:
+                    subnet.check_scale(raw)
         except TypeError as error:
             raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
-        if raw.is_complex() or raw.dtype == torch.bool:
-            raise TaskError(
-                f"task {task!r} cannot take inputs of type {raw.dtype}; give uint8 or float images "
-                "and vectors, or integer tokens."
-            )
-        normalize.check(task, raw)
+        return torch.cat(parts) if parts else torch.empty(0, len(subnet.classes))
+
+    def _batch_logits(self, subnet: Subnet, tensors: dict[str, Tensor], raw: Tensor) -> Tensor:
         try:
-            parts = [
-                self.architecture(tensors, normalize(part.to(self.device))).cpu()
-                for part in raw.split(batch_size)
-            ]
+            return self.architecture(tensors, subnet.normalization(raw.to(self.device))).cpu()
         except (RuntimeError, IndexError, ValueError) as error:
             raise TaskError(
-                f"the network of task {task!r} cannot take {raw.dtype} inputs of shape "
-                f"{tuple(raw.shape)}: {error}"
+                f"the network of task {subnet.name!r} cannot take {raw.dtype} inputs of shape "
+                f"{tuple(raw.shape)}: {error}. {subnet.layout_hint(raw)}".rstrip()
             ) from error
-        return torch.cat(parts) if parts else torch.empty(0, len(self.subnet(task).classes))
 
-    def predict(self, task: str, inputs: Any) -> np.ndarray:
-        """The user's own labels for raw inputs."""
-        classes = np.array(self.subnet(task).classes)
-        logits = self.logits(task, inputs)
-        self.subnet(task).check_scale(as_tensor(inputs))
+    def _answers(self, task: str, inputs: Any) -> Tensor:
+        """Logits to answer by: of inputs in the task's own scale, and none of them NaN."""
+        logits = self._logits(self.subnet(task), inputs, DEFAULT_BATCH, check_scale=True)
         if bad := torch.isnan(logits).any(1).nonzero().flatten().tolist():
             raise TaskError(
                 f"task {task!r}: the logits of {len(bad)} samples are NaN (first: sample "
                 f"{bad[0]}); look for NaN or infinite values in the inputs."
             )
-        return classes[logits.argmax(1).numpy()]
+        return logits
+
+    def predict(self, task: str, inputs: Any) -> np.ndarray:
+        """The user's own labels for raw inputs; `inputs` as for `logits`."""
+        chosen = self._answers(task, inputs).argmax(1).numpy()
+        return np.array(self.subnet(task).classes)[chosen]
+
+    def predict_proba(self, task: str, inputs: Any) -> np.ndarray:
+        """The probability of each class for raw inputs, float32 [samples, classes].
+
+        Columns are in the order of `store.subnet(task).classes`; `inputs` as for `logits`.
+        """
+        return probabilities(self._answers(task, inputs))
+
+    def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
+        """How well a task is answered: accuracy, that of each class, and the confusion matrix.
+
+        - `task`: a `Task`, of which the test part is measured, or the validation part where there
+          is none; or a learned task's name.
+        - `data`, `labels`: beside a name, raw inputs and their labels, or a `Task`, a data set or a
+          loader alone.
+        """
+        name, data = (task.name, task) if isinstance(task, Task) else (task, data)
+        classes = self.subnet(name).classes
+        return evaluate(lambda raw: self._answers(name, raw), name, classes, data, labels)
 
     def module(self, task: str) -> nn.Module:
         """A plain module for one task: raw inputs in, logits out, nothing of this package.
@@ -388,11 +422,25 @@ class SubnetStore:
 
         return artifact.encode(self).ledger
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model into a folder, atomically; returns the path of its file."""
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the model into a folder, atomically; returns the path of its file.
+
+        - `overwrite`: whether a model that was there before this store began, or that this process
+          saved, may be replaced. One that another process has put there since never is.
+        """
         from tinysubnets import format as artifact
 
-        return artifact.save(self, folder)
+        return artifact.save(self, folder, overwrite=overwrite)
+
+    def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Check now that the model can be saved in a folder later, before anything is trained.
+
+        - `overwrite`: take note of the model that is there now, so that `save` may replace it, and
+          no other that somebody puts there meanwhile.
+        """
+        from tinysubnets import format as artifact
+
+        artifact.reserve(self, folder, overwrite=overwrite)
 
     @classmethod
     def load(

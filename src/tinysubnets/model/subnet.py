@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from tinysubnets.coding.bits import pack_mask, unpack_mask
+from tinysubnets.errors import TaskError
 from tinysubnets.nn.codebook import assign, fit, round_centroids
+from tinysubnets.tasks.checks import channels_first, check_numbers, layout_hint
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Label
@@ -214,6 +216,23 @@ class Subnet:
     def num_new(self) -> int:
         """How many weights this task has of its own."""
         return sum(len(c) for c in self.own)
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Refuse a batch of raw inputs that a network would take for something else."""
+        check_numbers(self.name, inputs)
+        given, hint = tuple(inputs.shape), self.layout_hint(inputs)
+        sample = None if self.sample is None else self.sample.shape
+        # These two a network may well take, and answer nonsense; others it refuses itself.
+        if hint and sample and (given == sample or channels_first(given[1:]) == sample):
+            raise TaskError(
+                f"the network of task {self.name!r} takes inputs of shape (samples, "
+                f"{', '.join(map(str, sample))}), not {given}. {hint}"
+            )
+        self.normalization.check(self.name, inputs)
+
+    def layout_hint(self, inputs: Tensor) -> str:
+        """What to do about a batch of another shape than was learned from, where that is known."""
+        return "" if self.sample is None else layout_hint(tuple(inputs.shape), self.sample.shape)
 
     def check_scale(self, inputs: Tensor) -> None:
         """Refuse inputs scaled to fractions of 1 where the task was learned from raw pixels."""

@@ -22,7 +22,7 @@ from tinysubnets.errors import SettingError, TinySubNetsError, unknown
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["build", "defaults", "describe", "names", "settings"]
+__all__ = ["build", "defaults", "describe", "function", "names", "settings"]
 
 # name -> (where its function lives, one line for `tsn list`)
 _NETWORKS = {
@@ -34,6 +34,10 @@ _NETWORKS = {
     "resnet18": (
         "tinysubnets.networks.resnet:resnet18",
         "ResNet-18: width 20, 3x3 stem (1,090,140 weights); width 64, 7x7 stem (11,166,912)",
+    ),
+    "small-resnet": (
+        "tinysubnets.networks.resnet:small_resnet",
+        "residual network of depth 20, width 16, for small images (267,696 weights)",
     ),
     "tinynet": (
         "tinysubnets.networks.tinynet:tinynet",
@@ -63,6 +67,11 @@ def describe(name: str) -> str:
     return _NETWORKS[name][1]
 
 
+def function(name: str) -> Callable[..., Any]:
+    """The function that builds a network; its arguments are the network's settings."""
+    return _find(name)
+
+
 def settings(name: str) -> tuple[str, ...]:
     """The settings that a network takes, in the order of its function's arguments."""
     return tuple(inspect.signature(_find(name)).parameters)
@@ -77,7 +86,8 @@ def defaults(name: str) -> dict[str, Any]:
 def build(name: str, **settings: Any) -> nn.Module:
     """A new network: one of `names()`, or what the user's `package.module:function` returns.
 
-    Lists among the settings become tuples, since recipes can only write lists.
+    Lists among the settings become tuples, since recipes can only write lists. A network of the
+    package remembers how it was built, so that a model made with it needs no `net` to be loaded.
     """
     from torch import nn
 
@@ -99,6 +109,8 @@ def build(name: str, **settings: Any) -> nn.Module:
         raise SettingError(
             f"network {name!r} returned a {type(network).__name__}; it must return an nn.Module."
         )
+    if ":" not in name:
+        network.built_as = {"network": name, "settings": given, "shown": repr(network)}  # type: ignore[assignment]
     return network
 
 

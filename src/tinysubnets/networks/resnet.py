@@ -46,10 +46,16 @@ def resnet18(
     stem: str = "3x3",
     norm: str = "batch",
 ) -> nn.Module:
-    """ResNet-18 for images of any size; `width` counts the channels of the first stage.
+    """ResNet-18 for images of any size.
 
     Width 20 with the 3x3 stem (small images) has 1,090,140 shared weights; width 64 with the 7x7
     stem, which reduces large images four times before the first stage, has 11,166,912.
+
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_channels`: of the images, 1 for gray and 3 for color.
+    - `width`: the channels of the first stage.
+    - `stem`: the first layer: "3x3" for small images, "7x7" for large ones.
+    - `norm`: what follows each layer: "none", "batch" or "group" normalization.
     """
     if stem not in _STEMS:
         raise SettingError(unknown("stem", stem, _STEMS))
@@ -71,6 +77,63 @@ def resnet18(
             BasicBlock(channels, wide, 1 if stage == 0 else 2, norm),
             BasicBlock(wide, wide, 1, norm),
         )
+        channels = wide
+    layers["average"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(channels, classes)
+    return nn.Sequential(layers)
+
+
+class PlainBlock(nn.Module):
+    """Two 3x3 convolutions around an identity: channels that the input lacks are zeros."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, norm: str) -> None:
+        super().__init__()
+        bias = norm == "none"
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=bias)
+        self.norm1 = norm2d(norm, channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=bias)
+        self.norm2 = norm2d(norm, channels)
+        self.relu = nn.ReLU()
+        self.stride, self.missing = stride, channels - in_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output for a batch of feature maps."""
+        y = self.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        skip = x[:, :, :: self.stride, :: self.stride]
+        return self.relu(y + nn.functional.pad(skip, (0, 0, 0, 0, 0, self.missing)))
+
+
+def small_resnet(
+    classes: int = 10,
+    in_channels: int = 3,
+    width: int = 16,
+    depth: int = 20,
+    norm: str = "batch",
+) -> nn.Module:
+    """The residual network for small images: three stages, shortcuts without weights.
+
+    Depth 20 and width 16 have 267,696 weights outside the head.
+
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_channels`: of the images, 1 for gray and 3 for color.
+    - `width`: the channels of the first stage.
+    - `depth`: 6n + 2, with n blocks in a stage.
+    - `norm`: what follows each layer: "none", "batch" or "group" normalization.
+    """
+    if depth < 8 or (depth - 2) % 6:
+        raise SettingError(f"depth = {depth} is not allowed; give 8, 14, 20, 26, 32 or so on.")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["conv"] = nn.Conv2d(in_channels, width, 3, padding=1, bias=norm == "none")
+    layers["norm"] = norm2d(norm, width)
+    layers["relu"] = nn.ReLU()
+    channels = width
+    for stage in range(3):
+        wide = width * 2**stage
+        blocks = [PlainBlock(channels, wide, 1 if stage == 0 else 2, norm)]
+        blocks += [PlainBlock(wide, wide, 1, norm) for _ in range((depth - 2) // 6 - 1)]
+        layers[f"stage{stage + 1}"] = nn.Sequential(*blocks)
         channels = wide
     layers["average"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten()

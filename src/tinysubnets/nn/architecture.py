@@ -8,6 +8,7 @@ ever overwritten in place.
 from __future__ import annotations
 
 import copy
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +48,8 @@ class Architecture:
     biases, norm scales and shifts, class tokens and the like. `head` names the layer that gives the
     logits. `shared` overrides the rule: a
     function of (name, tensor) that is asked for every parameter outside the head. `rebuild` says
-    how to make the network again by name, where it comes from this package.
+    how to make the network again by name, where it comes from this package; what `networks.build`
+    gives brings it along.
 
         >>> net = nn.Sequential()
         >>> _ = net.append(nn.Linear(4, 3)), net.add_module("fc", nn.Linear(3, 2))
@@ -65,6 +67,7 @@ class Architecture:
     ) -> None:
         if not isinstance(net, nn.Module):
             raise ArchitectureError(f"a torch.nn.Module is needed, not {type(net).__name__}.")
+        rebuild = _built_as(net) if rebuild is None else rebuild
         self.head, self.rebuild = head, None if rebuild is None else dict(rebuild)
         check_head(net, head)
         check_network(net)
@@ -215,6 +218,18 @@ class Architecture:
                     f"the head's {alias!r} is tied to {name!r}; a head belongs to "
                     "one task alone, so give it weights of its own."
                 )
+
+
+def _built_as(net: nn.Module) -> dict[str, Any] | None:
+    """How `networks.build` made a network, where no layer of it was changed since."""
+    record = getattr(net, "built_as", None)
+    if not isinstance(record, dict) or record.get("shown") != repr(net):
+        return None
+    try:
+        settings = json.loads(json.dumps(record["settings"]))
+    except (TypeError, ValueError):
+        return None  # a file could not hold them
+    return {"network": record["network"], "settings": settings}
 
 
 def is_shared(name: str, tensor: Tensor) -> bool:

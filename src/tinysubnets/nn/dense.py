@@ -117,8 +117,16 @@ class DenseModule(nn.Module):
         """All tensors of the network as it would be used now."""
         return {n: t.detach() for n, t in self.tensors().items()}
 
-    def update_codebooks_(self) -> None:
-        """Do nothing: dense weights have no codebooks. The training loop calls it for all."""
+    @property
+    def settled(self) -> bool:
+        """Whether an epoch can be the best one: always."""
+        return True
+
+    def update_codebooks_(self, share: float = 1.0) -> None:
+        """Do nothing: dense weights have no codebooks. The training loop calls it for all.
+
+        - `share`: that of all steps which is done, 0 to 1.
+        """
 
     def forward(
         self, inputs: Tensor, labels: Tensor | None = None, class_weights: Tensor | None = None

@@ -19,7 +19,7 @@ from tinysubnets import seeds
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 
-Scale = Literal["kaiming", "xavier"]
+Scale = Literal["kaiming", "xavier", "he"]
 TOKEN_DEVIATION = 0.02  # class tokens and position embeddings, as is usual for transformers
 
 
@@ -67,7 +67,9 @@ def bound_of(shape: tuple[int, ...], scale: Scale) -> float:
     """The half-width of the uniform distribution for a weight [out, in, *kernel] of that shape."""
     receptive = math.prod(shape[2:])
     fan_in, fan_out = shape[1] * receptive, shape[0] * receptive
-    return math.sqrt(6 / (fan_in + fan_out)) if scale == "xavier" else math.sqrt(3 / fan_in)
+    if scale == "xavier":
+        return math.sqrt(6 / (fan_in + fan_out))
+    return math.sqrt((6 if scale == "he" else 3) / fan_in)
 
 
 def initial_values(architecture: Architecture, init_key: InitKey, what: str) -> Tensor:

@@ -176,11 +176,21 @@ class TaskModule(nn.Module):
         last.copy_(thresholds)
         return mask
 
+    @property
+    def settled(self) -> bool:
+        """Whether mask and values are already of the kind they will be stored as: they always are.
+
+        Only then can an epoch be the best one.
+        """
+        return True
+
     @torch.no_grad()
-    def update_codebooks_(self) -> None:
+    def update_codebooks_(self, share: float = 1.0) -> None:
         """Fit the training codebooks anew to the task's own kept weights.
 
         Not to zeros, which the mask supplies, nor to owned values, which stay as they are.
+
+        - `share`: that of all steps which is done, 0 to 1.
         """
         if not self.has_codebooks:
             return
@@ -314,9 +324,12 @@ class TaskModule(nn.Module):
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:
         """The weights [N] of the task as it is evaluated: exact zeros outside the mask."""
-        kept = self.layout.expand(self.mask() if mask is None else mask)
-        values = torch.where(self.owned_weights, self.bank_values, self.quantized())
-        return torch.where(kept, values, 0.0)
+        return self.compose(self.mask() if mask is None else mask, self.quantized())
+
+    def compose(self, mask: Tensor, own: Tensor) -> Tensor:
+        """The weights [N] under a mask: the bank's values where owned, else own ones [N]."""
+        values = torch.where(self.owned_weights, self.bank_values, own)
+        return torch.where(self.layout.expand(mask), values, 0.0)
 
 
 @contextmanager

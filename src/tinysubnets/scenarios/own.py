@@ -9,13 +9,11 @@ import numpy as np
 
 from tinysubnets import config
 from tinysubnets.datasets.images import fit
-from tinysubnets.datasets.loaders import DecodedSet
+from tinysubnets.datasets.loaders import TEST_FOLDERS, DecodedSet
 from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import OwnSettings, TaskSource
 from tinysubnets.tasks.task import Task
-
-_TEST_FOLDERS = ("test", "validation", "valid", "val")
 
 
 class Own:
@@ -96,4 +94,4 @@ def _has_test(data: str) -> bool:
         with np.load(Path(data).expanduser(), allow_pickle=False) as arrays:
             return "test_inputs" in arrays.files
     folder = Path(data).expanduser()
-    return not folder.is_dir() or any((folder / name).is_dir() for name in _TEST_FOLDERS)
+    return not folder.is_dir() or any((folder / name).is_dir() for name in TEST_FOLDERS)

@@ -5,6 +5,7 @@ Everything that is wrong with data is said here, before anything is learned from
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -20,6 +21,10 @@ MAX_NAME = 500  # characters of a task's name
 MAX_LABEL = 1000  # characters of a class label
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a task together
 MAX_EXACT = 2**53  # up to here every integer is a float64 of its own
+CHANNELS_CURE = (
+    "Give inputs.transpose(0, 3, 1, 2) of a numpy array, inputs.permute(0, 3, 1, 2) of a tensor."
+)
+_LEAST_SIDE = 8  # pixels of an image that is recognized by its shape
 _CHUNK = 4096  # samples looked at together
 # Pixels of 0 and 1 alone have a mean and a deviation of at most 1.21 together.
 _LEAST_REACH = 2.0
@@ -36,10 +41,14 @@ class Inputs(Protocol):
 
 
 class DatasetInputs:
-    """The inputs of a torch `Dataset` of (input, label) pairs, fetched item by item."""
+    """The inputs of a torch `Dataset`, fetched item by item.
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    Items are (input, label) pairs, or with `labeled=False` also bare inputs; pictures of Pillow
+    become uint8 pixels.
+    """
+
+    def __init__(self, dataset: Any, *, labeled: bool = True) -> None:
+        self.dataset, self.labeled = dataset, labeled
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -47,7 +56,7 @@ class DatasetInputs:
     def __getitem__(self, index: Any, /) -> Tensor:
         if isinstance(index, slice):
             index = range(len(self))[index]
-        items = [torch.as_tensor(self.dataset[int(i)][0]) for i in np.atleast_1d(index)]
+        items = [self._input(int(i)) for i in np.atleast_1d(index)]
         if any(i.is_floating_point() and not torch.isfinite(i).all() for i in items):
             raise TaskError("the data set gave NaN or infinite inputs; clean the data first.")
         shapes = {tuple(i.shape) for i in items}
@@ -57,6 +66,45 @@ class DatasetInputs:
                 "bring all samples to one shape first."
             )
         return torch.stack(items) if items else torch.empty(0)
+
+    def _input(self, index: int) -> Tensor:
+        item = self.dataset[index]
+        if self.labeled:
+            item = item_of_pair(item)[0]
+        elif isinstance(item, (tuple, list)) and item:
+            item = item[0]
+        if is_picture(item):
+            return torch.from_numpy(picture_pixels(item))
+        try:
+            return torch.as_tensor(item)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TaskError(
+                f"the data set gave a {type(item).__name__} as input {index}, which is no tensor "
+                f"({error}); let its transform give tensors, arrays or pictures of Pillow."
+            ) from None
+
+
+def item_of_pair(item: Any) -> tuple[Any, Any]:
+    """An item of a data set as input and label."""
+    if isinstance(item, (tuple, list)) and len(item) >= 2:
+        return item[0], item[1]
+    what = f"a dict with {', '.join(map(str, item))}" if isinstance(item, dict) else None
+    raise TaskError(
+        f"the data set gives {what or f'a {type(item).__name__}'} per item; items are (input, "
+        "label) pairs. Wrap it in a Dataset that gives such pairs."
+    )
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a value is a picture of Pillow, which need not be installed."""
+    return type(value).__module__.startswith("PIL.") and hasattr(value, "convert")
+
+
+def picture_pixels(picture: Any) -> np.ndarray:
+    """A picture of Pillow as uint8 (channels, height, width): gray ones 1 channel, others 3."""
+    mode = "L" if picture.mode in ("1", "L", "LA", "I", "I;16") else "RGB"
+    pixels = np.array(picture if picture.mode == mode else picture.convert(mode))
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def check_text(text: Any, what: str, most: int, *, controls: bool) -> None:
@@ -113,10 +161,28 @@ def as_array(values: Any) -> np.ndarray:
         raise TaskError(
             "a masked array is given, whose masked entries have no values; fill or leave them out."
         )
+    if is_picture(values):
+        return picture_pixels(values)[None]
+    if isinstance(values, (list, tuple)) and any(
+        isinstance(v, (Tensor, np.ndarray)) or is_picture(v) for v in values
+    ):
+        return _stacked(values)
     try:
         return np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise TaskError(f"what is given is no array of equal rows: {error}") from None
+
+
+def _stacked(samples: Sequence[Any]) -> np.ndarray:
+    """A list of arrays, tensors or pictures as one array with a row for each."""
+    rows = [picture_pixels(v) if is_picture(v) else as_array(v) for v in samples]
+    shapes = sorted({r.shape for r in rows}, key=str)
+    if len(shapes) > 1:
+        shown = ", ".join(map(str, shapes[:3])) + (", …" if len(shapes) > 3 else "")
+        raise TaskError(
+            f"the samples given have several shapes, {shown}; bring all of them to one first."
+        )
+    return np.stack(rows)
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -135,6 +201,11 @@ def as_tensor(inputs: Any) -> Tensor:
     if isinstance(inputs, Tensor):
         return _dense(inputs)
     array = as_array(inputs)
+    if array.dtype.kind in "US":
+        raise TaskError(
+            "text is given where numbers are needed; images in files are read by "
+            "Task.from_folder, `tsn predict` and Pillow's Image.open."
+        )
     kind = array.dtype.newbyteorder("=")
     if kind.kind == "f" and kind.itemsize > 8:
         kind = np.dtype(np.float64)
@@ -205,9 +276,58 @@ def checked_inputs(name: str, inputs: Any) -> Inputs:
             f"task {name!r}: inputs have shape {tuple(getattr(source, 'shape', sample.shape))}; "
             "at least one sample with at least one feature is needed: (samples, features…)."
         )
+    check_channels_first(name, tuple(sample.shape[1:]), sample.dtype)
     if sample.is_floating_point() and not isinstance(source, DatasetInputs):
         check_finite(name, source)
     return source
+
+
+def check_channels_first(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse images (height, width, channels); torch's networks take channels first.
+
+    - `shape`, `dtype`: those of one sample. Pixels are recognized by 1, 3 or 4 channels behind two
+      longer axes, other numbers only where these two are equal as well.
+    """
+    if len(shape) != 3 or shape[2] not in (1, 3, 4) or min(shape[:2]) < _LEAST_SIDE:
+        return
+    if dtype == torch.uint8 or shape[0] == shape[1]:
+        raise TaskError(
+            f"task {name!r}: inputs of shape {shape} are images with their channels last; networks "
+            f"of torch take {channels_first(shape)}. {CHANNELS_CURE}"
+        )
+
+
+def channels_first(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape (height, width, channels) with its channels first; None where it has not three."""
+    return (shape[2], shape[0], shape[1]) if len(shape) == 3 else None
+
+
+def check_numbers(name: str, inputs: Tensor) -> None:
+    """Refuse raw inputs that are no numbers a network of a task could take."""
+    if inputs.is_complex() or inputs.dtype == torch.bool:
+        raise TaskError(
+            f"task {name!r} cannot take inputs of type {inputs.dtype}; give uint8 or float images "
+            "and vectors, or integer tokens."
+        )
+
+
+def layout_hint(given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What to do about a batch of shape `given` where samples of shape `wanted` were learned from.
+
+    Empty where nothing is to be done, or nothing is known to help.
+    """
+    if given == wanted:
+        return "This is one sample without an axis of samples: give inputs[None]."
+    sample = given[1:]
+    if sample == wanted:
+        return ""
+    if channels_first(sample) == wanted:
+        return f"The channels are last. {CHANNELS_CURE}"
+    if (1, *sample) == wanted:
+        return "The axis of channels is missing: give inputs[:, None]."
+    if given[:1] != (0,) and math.prod(sample) == math.prod(wanted):
+        return f"They hold as many numbers: give inputs.reshape(-1, {', '.join(map(str, wanted))})."
+    return ""
 
 
 def check_finite(name: str, source: Any) -> None:
@@ -333,15 +453,3 @@ def class_balanced(groups: Tensor, count: int) -> Tensor:
     rounds = torch.empty_like(order)
     rounds[order] = torch.arange(len(order)) - torch.searchsorted(ordered, ordered)
     return rounds.argsort(stable=True)[:count].sort().values
-
-
-def dataset_labels(dataset: Any) -> Any:
-    """The labels of a torch `Dataset`, without its inputs where it keeps them apart."""
-    targets = getattr(dataset, "targets", None)
-    if targets is not None:
-        return targets
-    indices = range(len(dataset))
-    # Labels may be tensors of one element, as many data sets give them.
-    return np.array(
-        [v.item() if isinstance(v, Tensor) else v for _, v in map(dataset.__getitem__, indices)]
-    )

@@ -113,7 +113,11 @@ class DeviceLoader:
             yield self._prepared(raw, augmentation), labels
 
     def _prepared(self, raw: Tensor, augmentation: Augmentation | None) -> Tensor:
-        return self.normalized(raw if augmentation is None else augment(raw, augmentation, None))
+        if augmentation is None:
+            return self.normalized(raw)
+        if augmentation.fill == "mean":  # zeros come in, and zero is the mean once normalized
+            return augment(self.normalized(raw), augmentation, None)
+        return self.normalized(augment(raw, augmentation, None))
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches for evaluation: in the data's own order, of nearly equal sizes, normalized.

@@ -14,6 +14,7 @@ and of every exported module.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,19 +26,18 @@ from torch import Tensor
 from tinysubnets.errors import TaskError
 from tinysubnets.tasks.checks import (
     MAX_NAME,
-    DatasetInputs,
     Inputs,
     Label,
     as_array,
     check_classes,
     check_text,
     checked_inputs,
-    dataset_labels,
     is_tokens,
     remapped_labels,
     stratified,
 )
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.sources import class_names, is_dataset, labeled
 
 NormalisationRule = Literal["auto", "channel", "scalar"]
 
@@ -110,11 +110,18 @@ class Task:
         normalization: NormalisationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
-        """A task from numpy or torch arrays; `valid` is a share of the training data or own arrays.
+        """A task from numpy or torch arrays.
 
-        `normalization` "auto" means per channel for images and float vectors, one number for uint8
-        vectors, nothing for tokens; None leaves inputs as they are. `class_weights="balanced"`
-        weighs the loss by inverse class frequency.
+        - `inputs`: uint8 or float images (samples, channels, height, width) and vectors (samples,
+          features), or integer tokens (samples, length); a list of pictures of Pillow, too.
+        - `labels`: one per sample, integers or strings; `predict` gives them back.
+        - `valid`: a share of the samples to validate with, or (inputs, labels) of your own.
+        - `test`: (inputs, labels) that are kept aside and never learned from.
+        - `seed`: draws the validation samples.
+        - `normalization`: "auto" means per channel for images and float vectors, one number for
+          uint8 vectors, nothing for tokens; None leaves inputs as they are.
+        - `class_weights`: "balanced" weighs the loss by inverse class frequency; or one number per
+          class.
         """
         check_text(name, "a task's name", MAX_NAME, controls=False)
         source = checked_inputs(name, inputs)
@@ -131,23 +138,82 @@ class Task:
         *,
         valid: float | Any = 0.1,
         test: Any = None,
+        classes: Sequence[str] | Literal["own"] | None = "own",
         seed: int = 0,
         normalization: NormalisationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
-        """A task from torch `Dataset`s of (input, label) pairs, which need not fit in memory.
+        """A task from torch `Dataset`s of (input, label) pairs, or loaders of them.
 
-        Labels are taken from a `targets` attribute where there is one, else read once item by item.
+        They need not fit in memory. Inputs are tensors, arrays, or pictures of Pillow, which become
+        uint8 pixels. Of a loader the data set is taken: batches, their order and random draws are
+        the training's own. Labels are taken from `targets` where there are any, else read once.
+
+        - `train`, `valid`, `test`: data sets or loaders; `valid` may be a share of `train` instead.
+        - `classes`: what classes are called by number. "own" takes the names that the data set
+          brings as its `classes`, as those of torchvision do; None leaves numbers as they are.
+        - Others are those of `from_arrays`.
         """
         check_text(name, "a task's name", MAX_NAME, controls=False)
-        source = checked_inputs(name, DatasetInputs(train))
-        numbers, classes = remapped_labels(name, dataset_labels(train), len(source))
-        valid, test = (
-            (DatasetInputs(v), dataset_labels(v)) if hasattr(v, "__getitem__") else v
-            for v in (valid, test)
-        )
-        data = (source, numbers, classes)
+        names = None if classes in ("own", None) else tuple(classes or ())
+        if classes == "own":
+            names = class_names(getattr(train, "dataset", train))
+
+        def read(data: Any) -> tuple[Any, Any]:
+            try:
+                return labeled(data, names, own_names=classes == "own")
+            except TaskError as error:
+                raise TaskError(f"task {name!r}: {error}") from None
+
+        inputs, labels = read(train)
+        source = checked_inputs(name, inputs)
+        numbers, found = remapped_labels(name, labels, len(source))
+        valid, test = (v if _is_plain(v) else read(v) for v in (valid, test))
+        data = (source, numbers, found)
         return _assemble(cls, name, data, valid, test, seed, normalization, class_weights)
+
+    @classmethod
+    def from_folder(
+        cls,
+        name: str,
+        folder: str | os.PathLike[str],
+        *,
+        size: int | None = None,
+        mode: Literal["RGB", "L"] | None = None,
+        valid: float = 0.1,
+        seed: int = 0,
+        normalization: NormalisationRule | Normalization | None = "auto",
+        class_weights: Literal["balanced"] | Sequence[float] | None = None,
+    ) -> Task:
+        """A task from a folder of images: `folder/<class>/*.jpg`, or so in `train/` and `test/`.
+
+        Classes are called as their folders are. Beside `train/` and `test/`, images in `val/`,
+        `valid/` or `validation/` are the validation data; beside `train/` alone they are the test
+        data. Decoded images are kept in the cache.
+
+        - `size`: the side in pixels that images are brought to: the shorter side is resized to it
+          and the middle cut out. None takes images as they are, all of one size.
+        - `mode`: "RGB" or "L" (gray); by default that of the first image.
+        - `valid`: the share of training images to validate with, where no folder holds them.
+        - Others are those of `from_arrays`.
+        """
+        from tinysubnets.datasets.user_files import read_folder
+
+        parts = read_folder(os.fspath(folder), size, mode)
+        return cls.from_arrays(
+            name,
+            *parts["train"],
+            valid=parts.get("valid", valid),
+            test=parts.get("test"),
+            seed=seed,
+            normalization=normalization,
+            class_weights=class_weights,
+        )
+
+
+def _is_plain(data: Any) -> bool:
+    """Whether validation or test data are a share, arrays or nothing, not a data set."""
+    return isinstance(data, tuple) or not (is_dataset(data) or hasattr(data, "__getitem__"))
 
 
 def _assemble(

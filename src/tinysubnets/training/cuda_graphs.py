@@ -102,15 +102,15 @@ class CapturedStep:
         self.total_loss.zero_()
         for step in range(len(lrs)):
             if step in codebook_steps:
-                self.update_codebooks_()
+                self.update_codebooks_(step)
             self.graph.replay()
         return self.total_loss
 
-    def update_codebooks_(self) -> None:
-        """Fit the codebooks anew: first from nothing, then from the last ones, later by a graph.
+    def update_codebooks_(self, step: int) -> None:
+        """Fit the codebooks anew before a step, by a graph where there is one.
 
-        The first update has other launches than all later ones; so the second is the first that can
-        be captured.
+        First from nothing, then from the last ones: the first update has other launches than all
+        later ones; so the second is the first that can be captured.
         """
         module = self.training.unwrapped
         if not isinstance(module, TaskModule) or not module.has_codebooks:
@@ -119,7 +119,7 @@ class CapturedStep:
             self._codebook_graph.replay()
             return
         was_fitted = module.codebooks_fitted
-        module.update_codebooks_()
+        module.update_codebooks_(self.training.share_done(step))
         if was_fitted and module.can_capture_codebooks:
             with capturing() as self._codebook_graph:
                 module.update_codebooks_()

@@ -59,6 +59,7 @@ class Progress:
     best_accuracy: float = -1.0  # on validation data, as all below
     best_loss: float = math.inf  # that of the best epoch
     lowest_loss: float = math.inf  # of all epochs
+    settled: bool = True  # whether the best epoch was of the kind that is stored
     waited: int = 0  # epochs since the lowest loss or the last halving
     halvings: int = 0  # of the learning rate
     seconds: float = 0.0
@@ -157,7 +158,11 @@ class Training:
         """The next epoch: the learning rate of each step, and the steps that update codebooks."""
         steps, done = self.num_steps, self.progress.epoch
         last = max(1, self.settings.epochs * steps - 1)
-        lrs = [self._lr((done * steps + step) / last) for step in range(steps)]
+        warmup = max(1.0, self.settings.warmup_epochs * steps)
+        lrs = [
+            self._lr((done * steps + step) / last) * min(1.0, (done * steps + step + 1) / warmup)
+            for step in range(steps)
+        ]
         count = self.settings.codebook_updates_per_epoch
         return lrs, {round(i * steps / count) for i in range(count)}
 
@@ -176,7 +181,7 @@ class Training:
         epoch = self.train.epoch(order, self.settings.batch_size, self.augmentation)
         for step, (inputs, labels) in enumerate(epoch):
             if step in codebook_steps:
-                self.update_codebooks_()
+                self.update_codebooks_(step)
             for group in self.optimizer.param_groups:
                 group["lr"] = lrs[step] * group["factor"]
             total += self.step(inputs, labels)
@@ -195,12 +200,19 @@ class Training:
         """Optimizer steps per epoch."""
         return -(-len(self.train) // min(self.settings.batch_size, len(self.train)))
 
-    def update_codebooks_(self) -> None:
-        """Fit the training codebooks anew, by a CUDA graph where one was captured."""
+    def share_done(self, step: int) -> float:
+        """The share of all steps that is done before this one of the next epoch."""
+        return (self.progress.epoch + step / self.num_steps) / self.settings.epochs
+
+    def update_codebooks_(self, step: int = 0) -> None:
+        """Fit the training codebooks anew before a step of the next epoch.
+
+        By a CUDA graph where one was captured.
+        """
         if self._captured_step is not None:
-            self._captured_step.update_codebooks_()
+            self._captured_step.update_codebooks_(step)
         else:
-            self.unwrapped.update_codebooks_()
+            self.unwrapped.update_codebooks_(self.share_done(step))
 
     def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """One optimizer step; gives the loss without waiting for it."""
@@ -329,8 +341,10 @@ class Training:
         progress.epoch += 1
         best = EvalResult(progress.best_accuracy, progress.best_loss)
         rank, top = ((r.ranked_accuracy, -r.loss) for r in (result, best))
-        is_best = not self.best or rank > top
+        settled = self.unwrapped.settled
+        is_best = not self.best or (settled, *rank) > (progress.settled, *top)
         if is_best:
+            progress.settled = settled
             self.best = {n: t.detach().clone() for n, t in self.unwrapped.state_dict().items()}
             progress.best_epoch, progress.best_accuracy = progress.epoch, result.accuracy
             progress.best_loss = result.loss

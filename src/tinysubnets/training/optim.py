@@ -52,7 +52,8 @@ def _adam_state(parameter: Tensor) -> dict[str, Tensor]:
 
 
 def _sgd_arguments(settings: TrainingSettings, device: torch.device) -> dict[str, Any]:
-    return {"lr": settings.lr, "momentum": settings.momentum, "fused": True}
+    momentum = {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    return {"lr": settings.lr, **momentum, "fused": True}
 
 
 def _sgd_state(parameter: Tensor) -> dict[str, Tensor]:
@@ -83,8 +84,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of a module's parameters, by kind; see `TaskModule.groups`.
 
-    Mask scores have a rate of their own and are never decayed. Every group has a `factor`, by which
-    the learning rate of a step is multiplied.
+    Mask scores have a rate of their own and are never decayed, nor are "vectors". Every group has a
+    `factor`, by which the learning rate of a step is multiplied.
     """
     if settings.optimizer not in OPTIMIZERS:
         raise SettingError(unknown("optimizer", settings.optimizer, OPTIMIZERS))
@@ -92,6 +93,8 @@ def make_optimizer(
     table: dict[tuple[float, ...], dict[str, Any]] = {}
     for name, parameters in groups.items():
         options = {"factor": 1.0, "weight_decay": settings.weight_decay, "eps": ADAM_EPS}
+        if name == "vectors":
+            options["weight_decay"] = 0.0
         if name == "scores":
             options = {"factor": factor, "weight_decay": 0.0, "eps": settings.score_eps}
         # Groups with the same options are updated together: every group costs launches.
@@ -106,7 +109,9 @@ def make_optimizer(
 def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `fused_update` knows the optimizer and Triton is installed for its kernel."""
     kind = _kind_of(optimizer)
-    return kind is not None and kind.kernel is not None and find_spec("triton") is not None
+    if kind is None or kind.kernel is None or find_spec("triton") is None:
+        return False
+    return not any(g.get(name) for name in kind.unsupported for g in optimizer.param_groups)
 
 
 def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:

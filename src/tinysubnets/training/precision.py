@@ -1,4 +1,4 @@
-"""Devices by name; precision and random numbers of a block of code, outside it as they were."""
+"""Devices by name; precision, threads and random numbers of a block, outside it as they were."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from tinysubnets import seeds
+from tinysubnets import config, seeds
 from tinysubnets.errors import SettingError
 
+# Below this many shared weights a second thread costs more than it brings, above all on a busy
+# machine.
+SMALL_NETWORK = 250_000
 _FLAGS_LOCK = threading.Lock()
 _flags_inside: list[tuple[object, tuple[bool, ...]]] = []  # of blocks not yet left, in order
 _flags_outside: tuple[bool, ...] = ()
@@ -71,6 +74,23 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
         np.random.seed(seed % 2**32)
         random.seed(seed)
         yield
+
+
+def fitting_threads(num_weights: int) -> int:
+    """The CPU threads to train a network of so many shared weights with: one for small ones."""
+    return 1 if num_weights < SMALL_NETWORK else torch.get_num_threads()
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """So many threads of torch on the CPU inside, as many as before outside."""
+    config.check_threads(count)
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pick_device(name: str | torch.device) -> torch.device:

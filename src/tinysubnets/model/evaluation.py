@@ -1,0 +1,154 @@
+"""How well a task is answered: its accuracy, that of each class, and what is taken for what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tinysubnets.errors import TaskError
+from tinysubnets.tasks.checks import DatasetInputs, Label, as_array, as_tensor
+from tinysubnets.tasks.sources import is_dataset, labeled
+from tinysubnets.tasks.task import Task
+
+CHUNK = 2000  # raw inputs at a time, so that large sets stay where they are
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a task answered on data whose labels are known.
+
+    - `task`: its name.
+    - `classes`: the user's own labels, in the order of rows and columns.
+    - `confusion`: how many samples of each class (row) got which answer (column), int64 [n, n].
+    - `loss`: the mean cross-entropy.
+    - `measured_on`: the part of a `Task` that was measured, "test" or "valid"; "data" for others.
+    """
+
+    task: str
+    classes: tuple[Label, ...]
+    confusion: np.ndarray
+    loss: float
+    measured_on: str
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples were measured."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The share of right answers."""
+        return float(np.trace(self.confusion)) / self.num_samples
+
+    @property
+    def per_class(self) -> dict[Label, float]:
+        """The share of right answers of each class; NaN for a class without samples."""
+        right, counts = np.diagonal(self.confusion), self.confusion.sum(1)
+        return {
+            c: float(r) / int(n) if n else math.nan
+            for c, r, n in zip(self.classes, right, counts, strict=True)
+        }
+
+    def __str__(self) -> str:
+        """The accuracy, and a line for each class with what it is most often taken for."""
+        words = {"test": "test samples", "valid": "validation samples"}
+        what = words.get(self.measured_on, "samples")
+        lines = [
+            f"{self.task}: {100 * self.accuracy:.2f} % right of {self.num_samples:,} {what}, "
+            f"loss {self.loss:.4f}"
+        ]
+        width = max(len(str(c)) for c in self.classes)
+        for number, (label, share) in enumerate(self.per_class.items()):
+            row = self.confusion[number].copy()
+            count, row[number] = int(row.sum()), 0
+            shown = f"{100 * share:6.2f} % of {count:,}" if count else "no sample"
+            if row.any():
+                worst = int(row.argmax())
+                shown += f"; {row[worst]:,} taken for {self.classes[worst]}"
+            lines.append(f"  {label!s:<{width}}  {shown}")
+        return "\n".join(lines)
+
+
+def evaluate(
+    logits: Callable[[Any], Tensor],
+    task: str,
+    classes: Sequence[Label],
+    data: Any,
+    labels: Any = None,
+) -> Evaluation:
+    """What a task's network answers on data with labels.
+
+    - `logits`: gives the task's logits for raw inputs.
+    - `classes`: the labels of these logits, in order.
+    - `data`: a `Task`, of which the test part is measured, or the validation part where there is
+      none; inputs, with their `labels`; or a data set or loader, which bring their own.
+    """
+    measured_on, chunks = _chunks(task, classes, data, labels)
+    confusion, loss = np.zeros((len(classes), len(classes)), np.int64), 0.0
+    for inputs, numbers in chunks:
+        found = logits(inputs)
+        np.add.at(confusion, (numbers.numpy(), found.argmax(1).numpy()), 1)
+        loss += float(functional.cross_entropy(found, numbers, reduction="sum"))
+    if confusion.sum() == 0:
+        raise TaskError(f"task {task!r}: no samples are given to measure it on.")
+    return Evaluation(task, tuple(classes), confusion, loss / confusion.sum(), measured_on)
+
+
+def probabilities(logits: Tensor) -> np.ndarray:
+    """The probability of each class, float32 [samples, classes]."""
+    return torch.softmax(logits, 1).numpy()
+
+
+def _chunks(
+    task: str, classes: Sequence[Label], data: Any, labels: Any
+) -> tuple[str, Iterator[tuple[Any, Tensor]]]:
+    """What is measured, and batches of raw inputs with the numbers of their classes."""
+    if isinstance(data, Task):
+        split, part = (data.valid, "valid") if data.test is None else (data.test, "test")
+        own = [data.classes[number] for number in split.labels.tolist()]
+        return part, _batches(split.inputs, _numbers(task, classes, own))
+    if labels is None:
+        if not is_dataset(data):
+            raise TaskError(
+                f"task {task!r}: labels are needed to measure it: evaluate(task, inputs, labels), "
+                "or a Task, a data set or a loader, which bring their own."
+            )
+        data, labels = labeled(data)
+    source = data if isinstance(data, DatasetInputs) else as_tensor(data)
+    found = as_array(labels)
+    if found.shape != (len(source),):
+        raise TaskError(
+            f"task {task!r}: {len(source)} inputs but labels of shape {found.shape}; one label per "
+            "sample is needed."
+        )
+    return "data", _batches(source.__getitem__, _numbers(task, classes, found.tolist()))
+
+
+def _batches(inputs: Callable[[slice], Tensor], numbers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(numbers), CHUNK):
+        where = slice(start, start + CHUNK)
+        yield inputs(where), numbers[where]
+
+
+def _numbers(task: str, classes: Sequence[Label], labels: Sequence[Any]) -> Tensor:
+    """The place of each label among the classes; one that is no class is an error."""
+    number = {c: i for i, c in enumerate(classes)}
+    labels = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in labels]
+    strange = sorted({str(v) for v in labels if v not in number})
+    if strange:
+        raise TaskError(
+            f"task {task!r}: {_some(strange)} are no classes of the task, which knows "
+            f"{_some(list(map(str, classes)))}."
+        )
+    return torch.tensor([number[v] for v in labels], dtype=torch.int64)
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

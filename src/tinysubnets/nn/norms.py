@@ -1,0 +1,101 @@
+"""Batch normalization as it is stored: one scale and one shift per channel.
+
+In evaluation a normalization layer computes (x − mean) / √(var + ε) · weight + bias. Folded, its
+mean is 0 and its variance 1 − ε, so that weight and bias alone say the same, and two of its four
+vectors are constants, which a file does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from tinysubnets.nn.architecture import Architecture
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalization layer with running statistics and a scale and a shift of its own.
+
+    - `name`: that of the module.
+    - `eps`: what is added to the variance.
+    """
+
+    name: str
+    eps: float
+
+    def of(self, leaf: str) -> str:
+        """The full name of one of its tensors, such as "weight"."""
+        return f"{self.name}.{leaf}" if self.name else leaf
+
+
+def foldable(architecture: Architecture) -> Iterator[Norm]:
+    """The layers whose statistics can go into their scale and shift: each task has all four."""
+    own = {s.name for s in architecture.task_params}
+    for name, module in architecture.code("eval").named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            norm = Norm(name, module.eps)
+            leaves = ("weight", "bias", "running_mean", "running_var")
+            if all(norm.of(leaf) in own for leaf in leaves):
+                yield norm
+
+
+def folded(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a network with the statistics of its norms folded into scale and shift."""
+    out = dict(tensors)
+    for norm in foldable(architecture):
+        weight, bias, mean, var = (
+            tensors[norm.of(leaf)].double()
+            for leaf in ("weight", "bias", "running_mean", "running_var")
+        )
+        scale = weight / (var + norm.eps).sqrt()
+        out[norm.of("weight")] = scale.float()
+        out[norm.of("bias")] = (bias - mean * scale).float()
+        out[norm.of("running_mean")] = torch.zeros_like(out[norm.of("running_mean")])
+        out[norm.of("running_var")] = torch.full_like(out[norm.of("running_var")], 1 - norm.eps)
+    return out
+
+
+@torch.no_grad()
+def unfolded(
+    architecture: Architecture, tensors: Mapping[str, Tensor], inputs: Tensor
+) -> dict[str, Tensor]:
+    """The tensors with scales and shifts that do the same in training, on inputs like these.
+
+    In training a norm divides by the deviation of its batch: what a folded scale lacks. The
+    network runs once as it is stored, and each norm sees what it has to undo.
+
+    - `inputs`: normalized inputs [batch, ...], some hundreds.
+    """
+    norms, seen, out = list(foldable(architecture)), {}, dict(tensors)
+    code = architecture.code("eval")
+
+    def watch(norm: Norm) -> torch.utils.hooks.RemovableHandle:
+        def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            x = args[0].detach().float()
+            axes = [0, *range(2, x.ndim)]
+            seen[norm.name] = torch.var_mean(x, axes, correction=0)
+
+        return code.get_submodule(norm.name).register_forward_pre_hook(look)
+
+    handles = [watch(norm) for norm in norms]
+    try:
+        architecture(tensors, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for norm in norms:
+        if norm.name not in seen:  # a layer that no input reaches
+            continue
+        var, mean = seen[norm.name]
+        scale, shift = tensors[norm.of("weight")], tensors[norm.of("bias")]
+        old_mean, old_var = tensors[norm.of("running_mean")], tensors[norm.of("running_var")]
+        scale = scale / (old_var + norm.eps).sqrt()  # folded: no change
+        out[norm.of("weight")] = scale * (var + norm.eps).sqrt()
+        out[norm.of("bias")] = shift + scale * (mean - old_mean)
+        out[norm.of("running_mean")], out[norm.of("running_var")] = mean, var
+    return out

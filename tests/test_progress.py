@@ -1,0 +1,146 @@
+"""What `learn` shows and tells while it works, and the threads it works with."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from nets import mlp, task
+from tinysubnets import EpochReport, TaskError
+from tinysubnets.errors import SettingError
+from tinysubnets.experiments import methods
+from tinysubnets.method.base import Learner
+from tinysubnets.nn.architecture import Architecture
+
+EVERY_KIND = ("tsn", "packnet", "naive")  # each with a `learn` of its own
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard output, as a terminal; within a test, since pytest puts back its own before it."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    return stream
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two threads, as on a machine with two cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(method: str = "tsn", **training: object) -> Learner:
+    settings = {"epochs": 3, "batch_size": 16} | training
+    return methods.build(
+        method, Architecture(mlp()), training=settings, pruning={"iterations": 2}, device="cpu"
+    )
+
+
+@pytest.mark.parametrize("method", EVERY_KIND)
+def test_nothing_is_shown_where_there_is_no_terminal(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(method).learn(task())
+    make(method).learn(task(), progress=False)
+    shown = capsys.readouterr()
+    assert shown.out == shown.err == ""
+
+
+@pytest.mark.parametrize("method", EVERY_KIND)
+def test_asked_for_the_last_epoch_is_a_plain_line(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(method).learn(task("pets"), progress=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("pets: epoch 3/3  loss ") and "valid " in line and "left" not in line
+
+
+def test_a_plateau_that_ends_early_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
+    learner = make(schedule="plateau", lr=1e-3, min_lr=9e-4, epochs=60)
+    report = learner.learn(task(), progress=True)
+    assert report.best_epoch < 60
+    assert capsys.readouterr().out.count("a: epoch ") == 1
+
+
+@pytest.mark.parametrize("method", EVERY_KIND)
+def test_a_terminal_shows_every_task(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    make(method).learn(task("pets"))
+    assert "pets: epoch 3/3" in terminal.getvalue()
+    before = terminal.getvalue()
+    make(method).learn(task("pets"), progress=False)
+    assert terminal.getvalue() == before
+
+
+def test_markup_in_names_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    make().learn(task("[red]pets[/red]"))
+    assert "[red]pets[/red]: epoch 3/3" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("method", EVERY_KIND)
+def test_on_epoch_is_told_every_epoch(method: str) -> None:
+    told: list[EpochReport] = []
+    report = make(method).learn(task(), on_epoch=told.append)
+    assert [t.epoch for t in told] == [1, 2, 3] and {t.task for t in told} == {"a"}
+    assert all(t.epochs == 3 and t.seconds > 0 for t in told)
+    if method != "packnet":  # which counts the epochs after pruning anew
+        assert [t.epoch for t in told if t.is_best][-1] == report.best_epoch
+
+
+@pytest.mark.parametrize("method", EVERY_KIND)
+def test_what_on_epoch_raises_ends_learning(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_terminal(monkeypatch)
+    learner = make(method)
+
+    def stop(report: EpochReport) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(task(), on_epoch=stop)
+    assert learner.tasks == ()
+    learner.learn(task())  # nothing is left of the first attempt, on the screen neither
+    assert learner.tasks == ("a",)
+
+
+@pytest.mark.parametrize("method", EVERY_KIND)
+def test_small_networks_are_learned_with_one_thread(
+    method: str, two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    make(method).learn(task(), on_epoch=lambda _: seen.append(torch.get_num_threads()))
+    make(method).learn(task(), threads=2, on_epoch=lambda _: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr("tinysubnets.training.precision.SMALL_NETWORK", 10)
+    make(method).learn(task(), on_epoch=lambda _: seen.append(torch.get_num_threads()))
+    assert seen == [1, 1, 1, 2, 2, 2, 2, 2, 2]
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_are_put_back_after_an_error(two_threads: None) -> None:
+    with pytest.raises(TaskError, match="a Task is needed"):
+        make().learn("pets")  # type: ignore[arg-type]
+    assert torch.get_num_threads() == 2
+    for wrong in (0, 2000, 1.5, True):
+        with pytest.raises(SettingError, match=r"threads = .* give 1 to 1,024"):
+            make().learn(task(), threads=wrong)  # type: ignore[arg-type]
+
+
+def test_a_learner_computes_where_it_can_by_default() -> None:
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    for method in EVERY_KIND:
+        learner = methods.learner_class(method)(Architecture(mlp()))  # type: ignore[call-arg]
+        assert learner.device.type == best
