@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from tinysubnets import __version__
-from tinysubnets.commands import compare, model, report, run, search
+from tinysubnets.commands import compare, model, report, run, search, serve
 from tinysubnets.errors import ArtifactError, TinySubNetsError
 from tinysubnets.text import for_terminal
 
@@ -57,6 +57,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--version", action="version", version=f"tinysubnets {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (run, compare, search, model, report):
+    for module in (run, compare, search, model, serve, report):
         module.add_parsers(commands)
     return made
