@@ -78,6 +78,7 @@ def add_parsers(subparsers: Any) -> None:
     _add_rename(subparsers)
     _add_remove(subparsers)
     _add_export(subparsers)
+    _add_patch(subparsers)
 
 
 def _add_predict(subparsers: Any) -> None:
@@ -147,6 +148,31 @@ def _add_export(subparsers: Any) -> None:
         "--data", metavar="FOLDER", help="images per class, or .npz, to calibrate and measure with"
     )
     add_net(export)
+
+
+def _add_patch(subparsers: Any) -> None:
+    diff = subparsers.add_parser(
+        "diff",
+        help="only what a model has learned since, as a patch",
+        description="Only what a model has learned since, as a patch for `tsn apply`.",
+    )
+    diff.add_argument("model", metavar="OLD", help=f"what devices have: {_MODEL}")
+    diff.add_argument("new", metavar="NEW", help="the same model with more tasks")
+    diff.add_argument(
+        "--out", default="model.tsnpatch", metavar="PATCH", help="default: model.tsnpatch"
+    )
+    diff.set_defaults(run=_diff)
+    apply = subparsers.add_parser(
+        "apply",
+        help="put the new model that a patch makes in the place of the old one",
+        description="Put the new model that a patch makes in the place of the old one, bit for bit "
+        "and at one instant.",
+    )
+    apply.add_argument("model", metavar="OLD", help=_MODEL)
+    apply.add_argument("patch", metavar="PATCH", help="what `tsn diff` wrote")
+    apply.add_argument("--out", metavar="NEW", help="leave OLD, and write to this folder or file")
+    add_net(apply)
+    apply.set_defaults(run=_apply)
 
 
 # Commands.
@@ -343,6 +369,32 @@ def _agreed(count: int) -> bool:
     if not sys.stdin.isatty():
         return False
     return input(f"remove these {count} tasks too? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from tinysubnets.format import model_path
+    from tinysubnets.format.patch import write_patch
+
+    old, new, out = model_path(options.model), model_path(options.new), Path(options.out)
+    size = write_patch(old, new, out)
+    print(f"{out}: {size:,} bytes, instead of {new.stat().st_size:,} for the whole model")
+    return 0
+
+
+def _apply(options: argparse.Namespace) -> int:
+    from tinysubnets.format import FILE_NAME, model_path
+    from tinysubnets.format.patch import patch_file
+
+    out = None
+    if options.out is not None:
+        given = Path(options.out)
+        out = given if given.suffix == ".safetensors" else given / FILE_NAME
+    old = model_path(options.model) if out is not None else _writable(options.model)
+    is_new = patch_file(old, Path(options.patch), out, own_network(options))
+    place = out or old
+    told = "the new model" if is_new else "is that model already"
+    print(f"{place}: {told}, {place.stat().st_size:,} bytes")
+    return 0
 
 
 def _writable(model: str) -> Path:
