@@ -25,6 +25,11 @@ function measure(frame) {
   doc.querySelectorAll("details").forEach(d => d.open = true);
   frame.style.height = root.scrollHeight + "px";
   const out = {width: root.clientWidth, scroll: root.scrollWidth, pictures: [], wide: [], cut: []};
+  out.tables = doc.querySelectorAll(".scroll").length;
+  out.swipes = [...doc.querySelectorAll(".swipe")].filter(e => e.offsetHeight > 0).length;
+  out.ends = [...doc.querySelectorAll(".columns")].map(
+    c => [...c.querySelectorAll(".column > :last-child")].map(e => e.getBoundingClientRect().bottom)
+  ).filter(ends => ends.length == 2);
   for (const e of doc.querySelectorAll("body *")) {
     const box = e.getBoundingClientRect();
     if (box.right > out.width + 1 && !e.closest(".scroll") && !e.closest("svg"))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from digit_tasks import permuted
+from quick import mostly_slow
 from tinysubnets import networks
 from tinysubnets.errors import ArtifactError, MismatchError, TaskError
 from tinysubnets.experiments import methods
@@ -22,6 +23,8 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
 CASES = [(name, kind) for name in METHODS for kind in methods.scenario_types(name)]
+QUICK = [(name, "task-IL") for name in METHODS] + [("naive", "class-IL"), ("replay", "domain-IL")]
+EACH_KIND = ["naive", "independent", "replay", "gem", "ewc", "packnet", "tsn"]
 TRAINING = {"epochs": 3, "batch_size": 32, "lr": 5e-3}
 NETWORK = {"in_features": 64, "hidden": [20, 16], "norm": "batch", "dropout": 0.1}
 
@@ -69,7 +72,7 @@ def assert_same(one: Learner, other: Learner, learned: tuple[Task, ...]) -> None
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
 
 
-@pytest.mark.parametrize(("method", "scenario_type"), CASES)
+@pytest.mark.parametrize(("method", "scenario_type"), mostly_slow(CASES, QUICK))
 def test_every_method_is_a_learner(method: str, scenario_type: str, tmp_path: Path) -> None:
     first, second, third = tasks()
     live = make(method, scenario_type)
@@ -120,7 +123,7 @@ def test_every_method_is_a_learner(method: str, scenario_type: str, tmp_path: Pa
     assert all(value > 0 for value in live.capacity().values())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, EACH_KIND))
 def test_settings_are_taken_from_the_model_unless_they_are_given(
     method: str, tmp_path: Path
 ) -> None:
@@ -152,7 +155,7 @@ def test_the_model_of_another_method_is_refused(method: str, folders: dict[str, 
             methods.learner_class(method).resume(folder)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, EACH_KIND))
 def test_the_state_of_another_method_is_refused(method: str) -> None:
     other = make("naive" if method != "naive" else "replay")
     other.learn(tasks()[0])
@@ -160,7 +163,7 @@ def test_the_state_of_another_method_is_refused(method: str) -> None:
         make(method).restore_(*other.state())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", mostly_slow(METHODS, EACH_KIND))
 def test_a_trainer_that_another_task_has_overtaken_is_refused(method: str) -> None:
     first, second, _ = tasks()
     learner = make(method)

@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from quick import mostly_slow
 from tinysubnets.cli import main
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments import recipe, search_space
@@ -153,9 +154,10 @@ def test_a_finished_search_tells_again_and_takes_another_budget(
     assert main(options(whole, trials=NUM_TRIALS)) == 0  # for the tests that follow
 
 
-def test_two_searches_give_equal_trials(whole: Path, tmp_path: Path) -> None:
-    assert main(options(tmp_path / "again", trials=NUM_TRIALS)) == 0
-    assert done(tmp_path / "again") == done(whole)
+@pytest.mark.parametrize("trials", mostly_slow([3, NUM_TRIALS], quick=[3]))
+def test_two_searches_give_equal_trials(trials: int, whole: Path, tmp_path: Path) -> None:
+    assert main(options(tmp_path / "again", trials=trials)) == 0
+    assert done(tmp_path / "again") == done(whole)[:trials]
     assert main(options(tmp_path / "other", "--seed", "1", trials=3)) == 0
     assert done(tmp_path / "other")[1:] != done(whole)[1:3]
 

@@ -29,6 +29,7 @@ import chromium
 from digit_tasks import digits
 from tinysubnets import Architecture, SubnetStore, Task, TinySubNets, networks
 from tinysubnets.cli import main
+from tinysubnets.commands.serve import listener
 from tinysubnets.files import atomic_write
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
@@ -118,16 +119,16 @@ def thread(model: Path, extra: dict[str, str] | None = None, **settings: Any) ->
         own = (extra or {}).get(scope.get("path", ""))
         await (app if own is None else HTMLResponse(own))(scope, receive, send)
 
-    listener = socket.create_server(("127.0.0.1", 0))
+    listening = listener("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(both, log_level="warning", ws="none"))
-    running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    running = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     running.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         running.join(20)
-        listener.close()
+        listening.close()
 
 
 @pytest.fixture(scope="module")
@@ -421,7 +422,11 @@ document.getElementById("page").onload = async event => {
 """
 
 
-@pytest.mark.skipif(chromium.find() is None, reason="NO CHROMIUM: the page at / was not tried")
+@pytest.mark.skipif(
+    chromium.find() is None,
+    reason="CHROMIUM IS MISSING: the page of `tsn serve` is NOT tested in a browser; "
+    "run scripts/install_chromium.sh",
+)
 def test_the_page_in_chromium(made: dict[str, Path]) -> None:
 
     number = int(np.flatnonzero(digits()[1] % 2)[0])

@@ -20,7 +20,13 @@ from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import bank_with_room, last_bank
 from tinysubnets.method.base import ScenarioType, State, check_scenario_type
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
-from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
+from tinysubnets.method.core import (
+    MaskedCore,
+    MaskedLearner,
+    SubnetReport,
+    SubnetTrainer,
+    at_once,
+)
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision, CodebookTensor
@@ -47,7 +53,12 @@ def _rebuilt(cls: Any, store: SubnetStore, record: Mapping[str, Any], device: An
 
 @dataclass(frozen=True)
 class WSNSettings:
-    """What WSN does with each task: `density` is the share of weights its mask keeps."""
+    """What WSN does with each task.
+
+    - `density`: the share of weights its mask keeps.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `scenario_type`: "task-IL": the task of an input is known.
+    """
 
     density: float = 0.5
     init: Literal["seeded", "pretrained"] = "seeded"
@@ -110,7 +121,7 @@ class WSN(MaskedLearner):
             task,
             decision,
             module,
-            _as_trained,
+            at_once(_as_trained),
             task_params=TaskParamSettings(32),
             reports=self.reports,
         )
@@ -218,7 +229,7 @@ class PruneRetrainTrainer:
             task,
             decision,
             module,
-            compress,
+            at_once(compress),
             task_params=TaskParamSettings(32),
             reports=reports,
             training=self._phase(),
@@ -289,10 +300,13 @@ class PruneRetrainTrainer:
 class PackNetSettings:
     """What PackNet does with each task.
 
-    - `density`: the share a task keeps, `of` "all" weights of a layer or, as in the paper, of those
-      still "free".
-    - `retrain`: the share of all epochs that follows pruning; `retrain_factor` scales their rate.
+    - `density`, `of`: the share a task keeps, of "all" weights of a layer or, as in the paper, of
+      those still "free".
+    - `retrain`, `retrain_factor`: the share of all epochs that follows pruning, and what scales
+      their learning rate.
     - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `scenario_type`: "task-IL": the task of an input is known.
     """
 
     density: float = 0.1
@@ -390,14 +404,16 @@ def check_shares(density: float, retrain: float, factor: float) -> None:
 class AdaQPackNetSettings:
     """What Ada-QPackNet does with each task.
 
-    - `density`: the largest share of a layer's weights a task may keep; it keeps fewer, by steps of
-      `shrink`, while validation accuracy loses at most `pruning_tolerance`.
+    - `density`, `shrink`, `pruning_tolerance`: the largest share of a layer's weights a task may
+      keep; it keeps fewer, by steps of `shrink`, while validation accuracy loses at most that.
     - `retrain`: the share of all epochs that the kept weights are trained for, from the values they
       started with.
     - `first_bits`, `tolerance`: codes shrink from that width while the validation accuracy lost
       stays within the tolerance.
     - `max_banks`: how many banks may be opened, one when the last is full.
     - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `scenario_type`: "task-IL": the task of an input is known.
     """
 
     density: float = 0.1

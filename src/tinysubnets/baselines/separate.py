@@ -17,7 +17,7 @@ from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import new_bank
 from tinysubnets.method.base import ScenarioType, check_scenario_type
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
-from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetTrainer
+from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetTrainer, at_once
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
 from tinysubnets.nn.architecture import Architecture
@@ -34,7 +34,8 @@ class SeparateSettings:
     - `density_exponent`: above 0 small layers stay denser, by their size to this power.
     - `bits`: the width of a code, 1 to 8, trained in during the second half; 32 quantizes nothing.
     - `task_param_bits`, `task_param_tolerance`: as for TinySubNets.
-    - `scale`: how wide first values are spread.
+    - `init`, `scale`: where values start from, and how wide the random ones are spread.
+    - `scenario_type`: "task-IL": the task of an input is known.
     """
 
     density: float = 1.0
@@ -70,12 +71,13 @@ class SeparateNetworks(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: object = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(SeparateSettings, settings)
-        trained = config.build(TrainingSettings, training, "training")
+        own, trained = config.build_with(
+            SeparateSettings, settings, training=(TrainingSettings, training)
+        )
         core = MaskedCore(architecture, own, trained, device=device, store=store)
         record = {"separate": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
@@ -96,7 +98,7 @@ class SeparateNetworks(MaskedLearner):
             task,
             BankDecision(bank, "a network of its own"),
             module,
-            self._compress,
+            at_once(self._compress),
             task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
             reports=self.reports,
         )

@@ -548,10 +548,9 @@ def show_model(found: Mapping[str, Any]) -> None:
         title = "overlap of masks: shared by both / held by either"
         print(f"\n{title}\n{_overlap(found['tasks'], found['overlap'])}")
     print(
-        f"\nfile {_percent(ledger['file'])} of the dense network; paper view "
-        f"{_percent(ledger['paper'])} (codes, codebooks, coded masks; the paper's own formula "
-        "counts prefix and bank bits and raw masks); worked-example view "
-        f"{_percent(ledger['worked_example'])}"
+        f"\n{_percent(ledger['file'])} of the dense network ({4 * found['num_weights']:,} bytes); "
+        f"{_percent(ledger['paper'])} by the paper's way of counting: codes, codebooks and masks "
+        "alone (its own formula counts prefix and bank bits and raw masks)"
     )
     print(
         f"masks: {masks['stored_bytes']:,} bytes stored, {masks['seven_task_huffman_bytes']:,} as "

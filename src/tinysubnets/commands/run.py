@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -109,7 +110,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return _together(options, _begin)
+    return _together(options, begin)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -132,11 +133,22 @@ def _together(options: argparse.Namespace, work: Callable[[argparse.Namespace], 
         )
     from tinysubnets.training.distributed import process_group
 
-    with process_group(getattr(options, "device", "auto")):
+    with process_group(_device(options)):
         return work(options)
 
 
-def _begin(options: argparse.Namespace) -> int:
+def _device(options: argparse.Namespace) -> str:
+    """Where the run trains: as asked for, or, where it goes on, as it has before."""
+    if hasattr(options, "device"):
+        return str(options.device)
+    with contextlib.suppress(OSError, tomllib.TOMLDecodeError, KeyError, TypeError):
+        values = tomllib.loads((Path(options.folder) / "config.toml").read_text(encoding="utf-8"))
+        return str(values["run"]["device"])
+    return "auto"  # the folder is on the machine of the first process
+
+
+def begin(options: argparse.Namespace) -> int:
+    """A new run to its end, in this process; the options are those of `tsn run`."""
     from tinysubnets.datasets import hub
     from tinysubnets.experiments import recipe
     from tinysubnets.experiments.recipe import Plan, default_folder

@@ -104,8 +104,8 @@ def _serve(options: argparse.Namespace) -> int:
     if not store.tasks:
         raise ArtifactError("the model has no tasks to serve.")
     torch.set_num_threads(fitting_threads(store.layout.num_weights))
-    listener = _listener(options.host, options.port)
-    address = _address(listener)
+    listening = listener(options.host, options.port)
+    address = _address(listening)
     if settings.token is None and not _is_loopback(options.host):
         _say("everybody who reaches this address may ask; --token-file lets in those who know it")
     print(f"{len(store.tasks)} tasks at {address}  (Ctrl-C stops)", flush=True)
@@ -118,8 +118,8 @@ def _serve(options: argparse.Namespace) -> int:
         timeout_keep_alive=15,
         timeout_graceful_shutdown=10,
     )
-    with listener:
-        uvicorn.Server(config).run(sockets=[listener])
+    with listening:
+        uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 
@@ -133,10 +133,14 @@ def _token(file: str | None) -> str | None:
         raise SettingError(f"--token-file {file} cannot be read: {error}.") from None
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        made = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
+        # asyncio sends at once only on sockets that say they are TCP; else answers, which go out in
+        # two parts, wait some 40 ms for the client to acknowledge the first.
+        return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
     except (OSError, OverflowError) as error:
         raise SettingError(
             f"cannot listen on {host}, port {port}: {error}. Give another --port, or 0 for a free "
@@ -144,8 +148,8 @@ def _listener(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -75,10 +75,33 @@ def load(
 ) -> Recipe:
     """A recipe by name or from a TOML file, with another method and settings laid over it."""
     label, values = read(name or DEFAULT)
-    values = config.override(values, assignments)
-    if method is not None:
-        values["method"] = method
-    return complete(label, values)
+    given = list(assignments)
+    named = config.override(values, [a for a in given if a.partition("=")[0].strip() in _PLAIN])
+    method = method or str(named.get("method", "tsn"))
+    values = config.override(values, [placed(a, method) for a in given])
+    return complete(label, values | {"method": method})
+
+
+def placed(assignment: str, method: str) -> str:
+    """The assignment `key=value` with its key's table: `epochs=5` is `training.epochs=5`.
+
+    A key that no table of the method or of training and pruning has stays as it is.
+    """
+    from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.training.settings import TrainingSettings
+
+    key = assignment.partition("=")[0].strip()
+    if "." in key or key in (*_PLAIN, *_TABLES) or method not in learners.METHODS:
+        return assignment
+    tables = {
+        learners.method(method).table: learners.settings_class(method),
+        "training": TrainingSettings,
+        "pruning": PruningSettings,
+    }
+    for table, cls in tables.items():
+        if key in {f.name for f in fields(cls)}:
+            return f"{table}.{assignment.strip()}"
+    return assignment
 
 
 def read(name: str) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ import io
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -42,6 +42,7 @@ from tinysubnets.method.base import (
 )
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.progress import OnEpoch
+from tinysubnets.method.pruning import PruningStep, result_of
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.size import Ledger
@@ -175,7 +176,17 @@ class MaskedCore:
             )
 
 
-Compress = Callable[[Compressor], Compressed]
+Compress = Callable[[Compressor], Generator[PruningStep, None, Compressed]]
+
+
+def at_once(compress: Callable[[Compressor], Compressed]) -> Compress:
+    """How a method compresses that has no steps to show."""
+
+    def steps(work: Compressor) -> Generator[PruningStep, None, Compressed]:
+        yield from ()
+        return compress(work)
+
+    return steps
 
 
 class SubnetTrainer:
@@ -183,7 +194,7 @@ class SubnetTrainer:
 
     - `decision`: the bank, and why.
     - `module`: what is trained.
-    - `compress`: how the method gets from the trained module to a mask and codes.
+    - `compress`: how the method gets from the trained module to a mask and codes, in visible steps.
     - `task_params`: how the task-specific parameters are stored.
     - `memory`: what is kept of the task's inputs to compare later tasks with.
     - `isolated`: whether the task has its bank for itself, for ever.
@@ -230,18 +241,38 @@ class SubnetTrainer:
 
     def finish(self) -> SubnetReport:
         """Take the best epoch, compress it and claim it; the task is learned."""
-        with self.core.turn.taken(self, is_last=True):
-            return self._finish()
+        return result_of(self.finishing())
 
-    def _finish(self) -> SubnetReport:
+    def finishing(self) -> Generator[PruningStep, None, SubnetReport]:
+        """What `finish` does, in visible steps: those of post-pruning; the generator returns the
+        report.
+        """
+        steps = self._finish()
+        while True:
+            with self.core.turn.taken(self):
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    report: SubnetReport = end.value
+                    break
+            yield step
+        with self.core.turn.taken(self, is_last=True):
+            return report
+
+    def _check_store(self) -> None:
+        """Refuse to keep a task that another one has overtaken."""
         if [s.number for s in self.core.store.entries()] != self._entries:
             raise TaskError(
                 f"the store has changed since training on {self.task.name!r} began, and with it "
                 "what the task started from; begin it again."
             )
+
+    def _finish(self) -> Generator[PruningStep, None, SubnetReport]:
+        self._check_store()
         self.training.restore_best_()
         work = Compressor(self.module, self.training)
-        compressed = self.compress(work)
+        compressed = yield from self.compress(work)
+        self._check_store()  # between two steps anything may have happened
         coded, accuracy = work.task_params(compressed, self.task_params)
         work.check_finite(compressed, coded)
         subnet = Subnet(

@@ -10,7 +10,7 @@ post-prune, encode, and add the subnet to the store, for ever.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,7 +22,7 @@ from tinysubnets.method.compress import Compressed, Compressor, TaskParamSetting
 from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
 from tinysubnets.method.difference import begin_difference
 from tinysubnets.method.progress import OnEpoch, learning
-from tinysubnets.method.pruning import PruningSettings
+from tinysubnets.method.pruning import PruningSettings, PruningStep
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
@@ -159,8 +159,8 @@ class TinySubNets(MaskedLearner):
         start = self._initial_state(task, decision)
         return TaskModule(self.architecture, layout, bank.values, bank.owned, start, compression)
 
-    def compress(self, trained: Compressor, bank: int) -> Compressed:
-        """Choose the bit-width, post-prune, and encode what is left."""
+    def compress(self, trained: Compressor, bank: int) -> Generator[PruningStep, None, Compressed]:
+        """Choose the bit-width, post-prune in visible steps, and encode what is left."""
         settings = self.settings
         if settings.bits == "auto":
             bits, own = trained.choose_bits(settings.first_bits, settings.tolerance)
@@ -171,7 +171,7 @@ class TinySubNets(MaskedLearner):
         begin = time.perf_counter()
         # Only bytes depend on other masks, and to bring them here takes time.
         others = self.store.members(bank) if self.pruning.objective == "bytes" else []
-        pruned = trained.prune(
+        pruned = yield from trained.prune(
             own,
             bits,
             self.pruning,

@@ -22,7 +22,7 @@ from tinysubnets.errors import SettingError, TinySubNetsError, unknown
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["build", "defaults", "describe", "names", "settings"]
+__all__ = ["build", "defaults", "describe", "function", "names", "settings"]
 
 # name -> (where its function lives, one line for `tsn list`)
 _NETWORKS = {
@@ -65,6 +65,11 @@ def describe(name: str) -> str:
     if name not in _NETWORKS:
         raise SettingError(unknown("network", name, _NETWORKS))
     return _NETWORKS[name][1]
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The function that builds a network; its arguments are the network's settings."""
+    return _find(name)
 
 
 def settings(name: str) -> tuple[str, ...]:

@@ -159,7 +159,8 @@ class Batcher:
     """Inputs of many requests, put together into few batches.
 
     A batch goes as soon as `max_samples` inputs wait, or `window` seconds after its first one came;
-    whatever comes while the network is at work waits for the next.
+    at once where the batch before had one request and nobody else waits. Whatever comes while the
+    network is at work waits for the next.
 
     - `max_waiting`: requests that may wait; one more is `Busy`.
     """
@@ -208,11 +209,12 @@ class Batcher:
             self._thread.shutdown()
 
     async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, batch = asyncio.get_running_loop(), self._next()
         while True:
             await self._arrived.wait()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._full.wait(), self.window)
+            if len(batch) > 1 or len(self._waiting) > 1:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._full.wait(), self.window)
             batch = self._next()
             if not batch:
                 continue
