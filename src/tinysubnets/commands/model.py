@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from tinysubnets.format.onnx import Exported
     from tinysubnets.method.base import Learner, TaskTrainer
     from tinysubnets.model.removal import Removal
     from tinysubnets.model.store import SubnetStore
@@ -143,7 +144,11 @@ def _add_export(subparsers: Any) -> None:
     add_task(export)
     export.add_argument("out", metavar="OUT.onnx", help="the file to write, .onnx or .pt2")
     export.add_argument("--plain", action="store_true", help="float32 weights instead of codes")
-    export.add_argument("--int8", action="store_true", help="static quantization; needs --data")
+    export.add_argument(
+        "--int8",
+        action="store_true",
+        help="static quantization; needs --data, and writes OUT.md: accuracy and time beside float",
+    )
     export.add_argument(
         "--data", metavar="FOLDER", help="images per class, or .npz, to calibrate and measure with"
     )
@@ -496,7 +501,31 @@ def _export(options: argparse.Namespace) -> int:
         exported = export.onnx_accuracy(done.path, *data)
         live = float((store.predict(options.task, data[0]) == data[1]).mean())
         print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
+        if options.int8:
+            print(_int8_card(store, options.task, done, data))
     return 0
+
+
+def _int8_card(
+    store: SubnetStore, task: str, done: Exported, data: tuple[np.ndarray, np.ndarray]
+) -> str:
+    """Measure int8 beside float32, and write the table beside the exported file."""
+    import tempfile
+
+    from tinysubnets.files import atomic_write
+    from tinysubnets.format import onnx as export
+
+    inputs, labels = data
+    about = f"the {len(inputs)} samples of --data, by which ranges were calibrated as well"
+    if len(inputs) >= 2 * CALIBRATION:
+        inputs, labels = inputs[CALIBRATION:], labels[CALIBRATION:]
+        about = f"{len(inputs)} samples of --data that nothing was calibrated with"
+    with tempfile.TemporaryDirectory() as folder:
+        plain = export.to_onnx(store, task, Path(folder) / "float.onnx")
+        card = export.export_card(task, {"float32": plain, "int8": done}, inputs, labels, about)
+    place = done.path.with_suffix(".md")
+    atomic_write(place, card.encode())
+    return f"{card.partition(LINE_END * 2)[2].rstrip()}{LINE_END}written to {place}"
 
 
 def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
