@@ -58,7 +58,7 @@ class SubnetStore:
     `subnets` are the learned tasks by name, `nameless` the weights that removed tasks left to
     others, by number. `next_number` is that of the next task: numbers are never used twice.
     `saved_as` names the file the store was loaded from or last saved as, `began_ns` when it began;
-    a partial store holds one task.
+    a partial store holds one task. Tasks stay decoded, for their next use, up to `decoded_bytes`.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class SubnetStore:
         self.saved_as: str | None = None
         self.is_partial = False
         self.began_ns = time.time_ns()
+        self.decoded_bytes = DECODED_BYTES
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
 
@@ -301,7 +302,7 @@ class SubnetStore:
         tensors |= self.architecture.constants
         decoded = {n: t.to(self.device) for n, t in tensors.items()}
         size = sum(t.numel() * t.element_size() for t in decoded.values())
-        num = max(1, min(MAX_DECODED, DECODED_BYTES // max(1, size)))
+        num = max(1, min(MAX_DECODED, self.decoded_bytes // max(1, size)))
         self._decoded = (*known, (subnet, decoded))[-num:]
         return decoded
 
