@@ -468,7 +468,7 @@ def test_lists_are_searched_too(tmp_path: Path) -> None:
 def test_every_method_has_a_space_of_its_own(method: str) -> None:
     chosen = recipe.load("permuted-digits", method=method)
     space = read_space(chosen, [], {}, shape=(1, 1, 8, 8), num_tasks=5)
-    own = {"naive", "cumulative", "independent", "cwr-star", "separate"}
+    own = {"naive", "cumulative", "independent", "cwr-star"}
     tables = {key.partition(".")[0] for key in space}
     assert {"training", "network"} <= tables
     assert (len(tables) == 2) == (method in own)
