@@ -427,6 +427,7 @@ def _placed(assignment: str, method: str) -> str:
 
     from tinysubnets.experiments import methods
     from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
     key = assignment.partition("=")[0].strip()
@@ -436,6 +437,7 @@ def _placed(assignment: str, method: str) -> str:
         method: methods.settings_class(method),
         "training": TrainingSettings,
         "pruning": PruningSettings,
+        "routing": RoutingSettings,
     }
     tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
     if key not in tables:
