@@ -151,8 +151,14 @@ def _add_remove(subparsers: Any) -> None:
 
 
 def _add_export(subparsers: Any) -> None:
-    export = command(subparsers, "export", "one task as ONNX, or .pt2 for torch.export", _export)
-    add_task(export)
+    export = command(subparsers, "export", "one task or all as ONNX or .pt2", _export)
+    which = export.add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="the task's name")
+    which.add_argument(
+        "--all-tasks",
+        action="store_true",
+        help="every task, and what finds out which of them an input belongs to, in one file",
+    )
     export.add_argument("out", metavar="OUT.onnx", help="the file to write, .onnx or .pt2")
     export.add_argument("--plain", action="store_true", help="float32 weights instead of codes")
     export.add_argument(
@@ -539,6 +545,8 @@ def _export(options: argparse.Namespace) -> int:
     if options.int8 and options.data is None:
         raise SettingError("--int8 needs --data: images per class or .npz to calibrate with.")
     store = SubnetStore.load(options.model, own_network(options), task=options.task)
+    if options.all_tasks:
+        return _export_all(store, options)
     if suffix == ".pt2":
         done = export.to_torch(store, options.task, options.out)
         print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")
@@ -563,6 +571,27 @@ def _export(options: argparse.Namespace) -> int:
         print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
         if options.int8:
             print(_int8_card(store, options.task, done, data))
+    return 0
+
+
+def _export_all(store: SubnetStore, options: argparse.Namespace) -> int:
+    """All tasks in one file, with routing inside."""
+    from tinysubnets.format import onnx as export
+    from tinysubnets.format.routed import OUTPUTS
+
+    if options.int8 or options.data is not None:
+        raise SettingError("--int8 and --data are for one task; give --task instead.")
+    if Path(options.out).suffix == ".pt2":
+        done = export.to_torch(store, None, options.out)
+        print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")
+    else:
+        done = export.to_onnx(store, None, options.out, packed=not options.plain)
+        print(f"{done.path}: {done.file_bytes:,} bytes (float32 weights: {done.plain_bytes:,})")
+    sample = store.subnet(store.tasks[0]).sample
+    if sample is not None:
+        kind = str(sample.dtype).removeprefix("torch.")
+        print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
+    print(f"gives {', '.join(OUTPUTS)}; every input passes {len(store.tasks)} networks")
     return 0
 
 
