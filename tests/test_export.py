@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ import pytest
 import torch
 
 import models
+from digit_tasks import permuted
 from tinysubnets import networks
+from tinysubnets.cli import main
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.format import onnx as export
 from tinysubnets.format.onnx import OPSET, pack_weights
+from tinysubnets.format.routed import AllTasks
+from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import CodebookTensor, PackedMask, Sample, Subnet, code
 from tinysubnets.nn.architecture import Architecture
@@ -189,3 +195,97 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(SettingError, match=r"'onnxscript': pip install 'tinysubnets\[export\]'"):
         export.to_onnx(one_task(3), "a", tmp_path / "a.onnx")
+
+
+# All tasks.
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> tuple[SubnetStore, np.ndarray]:
+    """Three tasks, one of them a difference to another, and raw inputs of all of them."""
+    settings = {"in_features": 64, "hidden": [12, 10]}
+    rebuild = {"network": "mlp", "settings": settings}
+    architecture = Architecture(networks.build("mlp", **settings), rebuild=rebuild)
+    shared = {"bits": 3, "density": 0.4, "post_pruning": False, "epochs": 2, "device": "cpu"}
+    learner = TinySubNets(
+        architecture, **shared, routing={"parts": ["energy", "inputs", "features"]}
+    )
+    for task in permuted(3, 200)[:2]:
+        learner.learn(task)
+    other = TinySubNets(
+        architecture, store=learner.store, selection="magnitude", reference="previous", **shared,
+        routing=learner.core.routing,
+    )  # fmt: skip
+    other.learn(permuted(3, 200)[2])
+    inputs = torch.cat([t.test.inputs(slice(0, 40)) for t in permuted(3, 200)])
+    noise = torch.randint(0, 255, (20, 64), dtype=torch.uint8)
+    return learner.store, torch.cat([inputs, noise]).numpy()
+
+
+@pytest.mark.slow
+def test_all_tasks_in_one_file_with_routing_inside(
+    routed: tuple[SubnetStore, np.ndarray], tmp_path: Path
+) -> None:
+    store, inputs = routed
+    done = export.to_onnx(store, None, tmp_path / "all.onnx")
+    found, live = export.onnx_predict(done.path, inputs, batch_size=33), store.predict(inputs)
+    assert live.routing.rule == "energy + inputs + features"
+    assert np.allclose(found["scores"], live.routing.scores, atol=1e-4)
+    ranked = np.sort(live.routing.scores, 1)
+    clear = ranked[:, -1] - ranked[:, -2] > 1e-3
+    assert clear.mean() > 0.9
+    assert (found["task"] == live.tasks)[clear].all()
+    assert (found["label"] == live.labels)[clear].all()
+    assert np.allclose(found["confidence"], live.confidence, atol=1e-3)
+    assert np.allclose(found["probability"][clear], live.probability[clear], atol=1e-4)
+    assert (found["unknown"] == live.unknown)[clear].mean() > 0.98
+    # Every bank is there once, and a task adds its mask at one bit a weight.
+    model = onnx.load(done.path)
+    sizes = [len(i.raw_data) for i in model.graph.initializer if list(i.dims) == [12, 64]]
+    assert len(sizes) == len(store.banks) + 1  # the third task's own values
+    assert done.file_bytes < done.plain_bytes
+    # For torch: the same numbers, without this package.
+    program = torch.export.load(export.to_torch(store, None, tmp_path / "all.pt2").path)
+    scores = program.module()(torch.from_numpy(inputs))[5]
+    assert np.allclose(scores.numpy(), live.routing.scores, atol=1e-4)
+
+
+def test_all_tasks_are_exported_by_the_command(
+    routed: tuple[SubnetStore, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, inputs = routed
+    store.save(tmp_path / "model")
+    out = tmp_path / "all.pt2"
+    assert main(["export", str(tmp_path / "model"), "--all-tasks", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "every input passes 3 networks" in said and out.stat().st_size > 1000
+    for more in (["--task", "p0"], ["--int8", "--data", "x"]):
+        with contextlib.suppress(SystemExit):
+            assert main(["export", str(tmp_path / "model"), "--all-tasks", *more, str(out)]) == 2
+        assert capsys.readouterr().err
+    with pytest.raises(SettingError, match="int8 is for one task"):
+        export.to_onnx(store, None, tmp_path / "x.onnx", int8=inputs)
+    with pytest.raises(SettingError, match="given already"):
+        export.to_onnx(store, "p0", tmp_path / "x.onnx", among=["p0"])
+    with pytest.raises(TaskError, match="no task"):
+        export.to_torch(SubnetStore(store.architecture), None, tmp_path / "x.pt2")
+    stripped = SubnetStore.load(tmp_path / "model")
+    odd = replace(stripped.subnet("p1"), sample=Sample(torch.uint8, (8, 8)))
+    stripped.subnets["p1"] = odd
+    with pytest.raises(TaskError, match="several kinds"):
+        export.to_onnx(stripped, None, tmp_path / "x.onnx")
+
+
+def test_all_tasks_without_records_are_routed_by_their_energies(
+    routed: tuple[SubnetStore, np.ndarray],
+) -> None:
+    store, inputs = routed
+    subnets = dict(store.subnets)
+    try:
+        store.subnets = {n: replace(s, routing={}) for n, s in subnets.items()}
+        found = AllTasks(store, ["p2", "p0"])(torch.from_numpy(inputs))
+        live = store.predict(inputs, among=["p0", "p2"])
+    finally:
+        store.subnets = subnets
+    assert np.allclose(found[5].numpy(), live.routing.scores, atol=1e-4)
+    assert not found[4].any()

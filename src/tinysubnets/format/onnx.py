@@ -1,4 +1,4 @@
-"""Export of one task: ONNX with weights as codes, int8 ONNX, and `torch.export`.
+"""Export of one task, or of all: ONNX with weights as codes, int8 ONNX, and `torch.export`.
 
 Sparsity and codebooks make a file small, not a network fast: every public runtime unpacks the
 weights when it loads them and computes with dense float32. For speed there is int8.
@@ -6,6 +6,7 @@ weights when it loads them and computes with dense float32. For speed there is i
     to_onnx(store, "birds", "birds.onnx")
     to_onnx(store, "birds", "birds.onnx", int8=calibration_inputs)
     to_torch(store, "birds", "birds.pt2")
+    to_onnx(store, None, "all.onnx")      # every task, and which of them an input belongs to
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.files import atomic_write
+from tinysubnets.format.routed import OUTPUTS, AllTasks
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.text import for_markdown
 
@@ -53,27 +55,34 @@ class Exported:
 
 def to_onnx(
     store: SubnetStore,
-    task: str,
+    task: str | None,
     path: str | os.PathLike[str],
     *,
     packed: bool = True,
     int8: Any = None,
     example: Any = None,
+    among: Sequence[str] | None = None,
 ) -> Exported:
     """Write one task as ONNX: raw inputs in, logits out, any batch size.
 
-    `packed` stores weights as codes of 4, 8 or 16 bits and a codebook, bit-identical in use. `int8`
-    takes raw calibration inputs and quantizes weights and activations instead. `example` is a raw
-    batch, needed only where the model does not record what its inputs look like.
+    - `task`: its name; None writes all tasks with routing inside, each bank once, and gives the
+      outputs of `routed.AllTasks`.
+    - `packed`: store weights as codes of 4, 8 or 16 bits and a codebook, bit-identical in use.
+    - `int8`: raw calibration inputs; quantizes weights and activations of one task instead.
+    - `example`: a raw batch, needed only where the model does not record what inputs look like.
+    - `among`: without a task, the names of those to write.
     """
     _needed("onnx")
     _needed("onnxscript")
     target = _target(path)
+    module, about, outputs = _module(store, task, among)
+    if task is None and int8 is not None:
+        raise SettingError("int8 is for one task; export all of them with codes or in float32.")
+    first = next(iter(store.tasks if among is None else among)) if task is None else task
     # Optimizing folds norms into weights: good for int8, but it would destroy the codes.
-    plain = _plain_onnx(store, task, _example(store, task, example), optimize=int8 is not None)
-    plain.metadata_props.add(key="task", value=task)
-    classes = json.dumps(list(store.subnet(task).classes))
-    plain.metadata_props.add(key="classes", value=classes)
+    plain = _plain_onnx(module, outputs, _example(store, first, example), optimize=int8 is not None)
+    for key, value in about.items():
+        plain.metadata_props.add(key=key, value=value)
     plain_bytes = len(plain.SerializeToString())
     if int8 is not None:
         model = _quantized(plain, int8)
@@ -83,11 +92,21 @@ def to_onnx(
 
 
 def to_torch(
-    store: SubnetStore, task: str, path: str | os.PathLike[str], *, example: Any = None
+    store: SubnetStore,
+    task: str | None,
+    path: str | os.PathLike[str],
+    *,
+    example: Any = None,
+    among: Sequence[str] | None = None,
 ) -> Exported:
-    """Write one task as a `torch.export` program for any batch size."""
+    """Write one task, or with None all of them, as a `torch.export` program for any batch size.
+
+    The arguments are those of `to_onnx`.
+    """
     target = _target(path)
-    program = _program(store, task, _example(store, task, example))
+    module, _, _ = _module(store, task, among)
+    first = next(iter(store.tasks if among is None else among)) if task is None else task
+    program = _program(module, _example(store, first, example))
     data = io.BytesIO()
     with _quiet():
         torch.export.save(program, data)
@@ -106,6 +125,29 @@ def onnx_logits(path: str | os.PathLike[str], inputs: Any, batch_size: int = BAT
         for i in range(0, len(raw), batch_size)
     ]
     return np.concatenate(parts)
+
+
+def onnx_predict(
+    path: str | os.PathLike[str], inputs: Any, batch_size: int = BATCH
+) -> dict[str, np.ndarray]:
+    """What onnxruntime finds for raw inputs in a file of all tasks.
+
+    The outputs of `routed.AllTasks` by name, tasks and labels as the user's own.
+    """
+    onnx, runtime = _needed("onnx"), _needed("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    known = {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props if p.key != "rule"}
+    if "labels" not in known:
+        raise SettingError(f"{path} holds one task; its logits are given by onnx_logits.")
+    name, raw = session.get_inputs()[0].name, _array(inputs)
+    parts = [
+        session.run(list(OUTPUTS), {name: raw[i : i + batch_size]})
+        for i in range(0, len(raw), batch_size)
+    ]
+    found = {n: np.concatenate(p) for n, p in zip(OUTPUTS, zip(*parts, strict=True), strict=True)}
+    labels = [label for _, label in known["labels"]]
+    found["label"] = np.array([labels[i] for i in found["label"]])
+    return found | {"task": np.array(known["tasks"])[found["task"]]}
 
 
 def onnx_accuracy(path: str | os.PathLike[str], inputs: Any, labels: Any) -> float:
@@ -182,9 +224,29 @@ def _write(target: Path, data: bytes) -> int:
     return len(data)
 
 
-def _plain_onnx(store: SubnetStore, task: str, example: Tensor, *, optimize: bool) -> Any:
+def _module(
+    store: SubnetStore, task: str | None, among: Sequence[str] | None
+) -> tuple[nn.Module, dict[str, str], tuple[str, ...]]:
+    """What is exported: a module, what a file says of it, and the names of its outputs."""
+    if task is not None:
+        if among is not None:
+            raise SettingError(f"`among` is for all tasks; {task!r} is given already.")
+        classes = json.dumps(list(store.subnet(task).classes))
+        return store.module(task), {"task": task, "classes": classes}, ("logits",)
+    module = AllTasks(store, among).eval()
+    about = {
+        "tasks": json.dumps(module.tasks),
+        "labels": json.dumps(module.labels),
+        "rule": module.router.rule,
+    }
+    return module, about, OUTPUTS
+
+
+def _plain_onnx(
+    module: nn.Module, outputs: tuple[str, ...], example: Tensor, *, optimize: bool
+) -> Any:
     """The exported graph with float32 weights."""
-    program = _program(store, task, example)
+    program = _program(module, example)
     with _quiet():
         exported = torch.onnx.export(
             program,
@@ -192,7 +254,7 @@ def _plain_onnx(store: SubnetStore, task: str, example: Tensor, *, optimize: boo
             optimize=optimize,
             opset_version=OPSET,
             input_names=["inputs"],
-            output_names=["logits"],
+            output_names=list(outputs),
             verbose=False,
         )
     if exported is None:
@@ -208,13 +270,13 @@ def _plain_onnx(store: SubnetStore, task: str, example: Tensor, *, optimize: boo
     return model
 
 
-def _program(store: SubnetStore, task: str, example: Tensor) -> Any:
-    """The task as an exported program whose batch size is open."""
+def _program(module: nn.Module, example: Tensor) -> Any:
+    """A module as an exported program whose batch size is open."""
     batch = torch.export.Dim("batch")
     try:
         with _quiet():
             return torch.export.export(
-                store.module(task), (example,), dynamic_shapes=({0: batch},), strict=False
+                module, (example,), dynamic_shapes=({0: batch},), strict=False
             )
     except Exception as error:
         raise ArchitectureError(

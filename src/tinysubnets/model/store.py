@@ -264,7 +264,7 @@ class SubnetStore:
         Where the task refers to another, or to the base, they are added to that one's weights.
         """
         chain = self.chain(self.subnet(task))
-        total = self._base_weights() if chain[-1].reference == BASE else None
+        total = self.base_weights() if chain[-1].reference == BASE else None
         for entry in reversed(chain):
             mask = self.layout.expand(entry.mask)
             if entry.bank == NO_BANK:
@@ -298,7 +298,8 @@ class SubnetStore:
             raise TaskError(f"the values of {name} are needed, and the model does not hold them.")
         return self.base.values
 
-    def _base_weights(self) -> Tensor:
+    def base_weights(self) -> Tensor:
+        """The shared weights of the base, flat."""
         values = self._base_values()
         return torch.cat([values[s.name].float().flatten() for s in self.layout.shared])
 
