@@ -40,10 +40,12 @@ def build(
     matrix: list[metrics.Row],
     confusions: Sequence[np.ndarray],
     model_bytes: int | None,
+    without_task: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything a run came to; seconds are the only numbers that differ when it is repeated.
 
     - `confusions`: of every task at the end, counts [true class, answered class].
+    - `without_task`: what `experiments.routing` measured.
     """
     weighed, store = learner.ledger(), learner.store
     if model_bytes is not None and weighed.file_bytes is None:
@@ -73,6 +75,7 @@ def build(
         | dict(learner.capacity()),
         "free_share": None if store is None else store.free_share(),
         "ledger": ledger,
+        "without_task": without_task,
         "divergence": None if store is None else divergence(store, [p.name for p in probes]),
         "environment": environment(plan),
     }
