@@ -180,7 +180,7 @@ def test_a_run_that_lost_its_machine_goes_on_at_another(
     worker = int((saved / ".lock").read_text().split()[1])
     above, before = ancestors(worker), (saved / "log.txt").read_text()
     os.kill(next(r for r in map(raylet, machines) if r in above), signal.SIGKILL)
-    said, errors = process.communicate(timeout=120)
+    said, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert said.count("finished accuracy") == 3 and "Traceback" not in errors
     assert "resume with" in (saved / "log.txt").read_text()[len(before) :]
