@@ -13,7 +13,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -137,18 +139,29 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+class Routed(NamedTuple):
+    """The task that claims an input most, how sure that is, and whether none does."""
+
+    task: str
+    confidence: float
+    is_unknown: bool
+
+
 class Busy(Exception):
     """More requests wait than are allowed."""
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """Inputs on their way through a network; all of one version, task, shape and type."""
+    """Inputs on their way through a network; all of one version, task, shape and type.
+
+    Without a task the answer is which task each input is of: what `store.route` tells.
+    """
 
     served: Served
-    task: str
+    task: str | None
     inputs: np.ndarray  # [samples, ...]
-    answer: asyncio.Future[np.ndarray] = field(default_factory=asyncio.Future)
+    answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def key(self) -> tuple[object, ...]:
         """What inputs of one batch have in common."""
@@ -184,6 +197,15 @@ class Batcher:
 
     async def probabilities(self, served: Served, task: str, inputs: np.ndarray) -> np.ndarray:
         """The probability of each class, float32 [samples, classes]."""
+        found: np.ndarray = await self._answered(served, task, inputs)
+        return found
+
+    async def routed(self, served: Served, inputs: np.ndarray) -> list[Routed]:
+        """Which task each input is of."""
+        found: list[Routed] = await self._answered(served, None, inputs)
+        return found
+
+    async def _answered(self, served: Served, task: str | None, inputs: np.ndarray) -> Any:
         if len(self._waiting) >= self.max_waiting:
             raise Busy
         waiting = _Waiting(served, task, inputs)
@@ -251,12 +273,20 @@ class Batcher:
         return batch
 
 
-def _answers(batch: list[_Waiting]) -> list[np.ndarray | Exception]:
-    """The probabilities of each request's inputs; an error only to whom it belongs."""
+def _answers(batch: list[_Waiting]) -> list[Any]:
+    """What each request's inputs get; an error only to whom it belongs."""
     first, bounds = batch[0], np.cumsum([len(w.inputs) for w in batch])[:-1]
     try:
         inputs = np.concatenate([w.inputs for w in batch]) if len(batch) > 1 else first.inputs
-        return list(np.split(first.served.store.predict_proba(first.task, inputs), bounds))
+        if first.task is not None:
+            return list(np.split(first.served.store.predict_proba(first.task, inputs), bounds))
+        found = first.served.store.route(inputs)
+        rows = zip(
+            found.tasks.tolist(), found.confidence.tolist(), found.unknown.tolist(), strict=True
+        )
+        routed = [Routed(*row) for row in rows]
+        starts = [0, *bounds.tolist(), len(routed)]
+        return [routed[i:j] for i, j in pairwise(starts)]
     except (TaskError, MemoryError) as error:
         if len(batch) == 1:
             return [error]
