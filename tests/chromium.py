@@ -97,6 +97,11 @@ def screenshot(
     return out
 
 
+def dom(address: str, width: int = 900) -> str:
+    """What a page of a server has become after its scripts have run."""
+    return _run("--dump-dom", address, window=(width, 1200))
+
+
 def _wrapped(page: Path, width: int, folder: Path) -> Path:
     # In a frame the page has any width; the window itself cannot be as narrow as a phone.
     inner = html.escape(page.read_text(encoding="utf-8"), quote=True)
@@ -116,7 +121,8 @@ def _run(*arguments: str, window: tuple[int, int]) -> str:
     with tempfile.TemporaryDirectory() as profile:
         *flags, page = arguments
         size = f"--window-size={window[0]},{window[1]}"
-        command = [chromium, *FLAGS, f"--user-data-dir={profile}", size, *flags, f"file://{page}"]
+        address = page if page.startswith("http://") else f"file://{page}"
+        command = [chromium, *FLAGS, f"--user-data-dir={profile}", size, *flags, address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -35,7 +35,8 @@ from tinysubnets.tasks.task import Task
 
 GOLDEN = Path(__file__).parent / "golden"
 METHODS = list(learners.METHODS)
-FORGET_FREE = ["tsn", "tsn-wr", "tsn-wr-wpp", "wsn", "packnet", "ada-qpacknet", "independent"]
+MASKED = ["tsn", "tsn-wr", "tsn-wr-wpp", "wsn", "packnet", "ada-qpacknet", "separate"]
+FORGET_FREE = [*MASKED, "independent"]
 DENSE = [m for m in METHODS if m not in FORGET_FREE or m == "independent"]
 ONE_HEAD = [m for m in DENSE if m != "independent"]
 WITH_CLASSES = ["naive", "cumulative", "replay", "gdumb", "cwr-star"]
@@ -145,7 +146,7 @@ def test_settings_that_the_paper_of_a_method_does_not_define_are_refused(method)
     assert make(method, scenario_type="domain-IL").scenario_type == "domain-IL"
 
 
-@pytest.mark.parametrize("method", ["independent", "wsn", "packnet", "ada-qpacknet"])
+@pytest.mark.parametrize("method", ["independent", "wsn", "packnet", "ada-qpacknet", "separate"])
 def test_methods_that_need_the_task_say_so(method):
     with pytest.raises(SettingError, match="not defined"):
         make(method, scenario_type="class-IL")

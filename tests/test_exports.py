@@ -62,7 +62,10 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-EXTRAS = ("jinja2", "pyarrow", "PIL", "huggingface_hub", "onnx", "optuna", "tensorboard")
+EXTRAS = (
+    "fastapi", "huggingface_hub", "jinja2", "onnx", "optuna", "PIL", "pyarrow", "tensorboard",
+    "uvicorn",
+)  # fmt: skip
 
 
 def test_no_module_of_a_public_name_imports_an_extra_when_it_is_imported() -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -401,6 +402,12 @@ def test_export_writes_onnx_and_torch_programs(
     text = capsys.readouterr().out
     assert "a.onnx" in text and "% exported" in text
     assert "takes uint8 inputs of shape ('batch', 1, 8, 8), raw" in text
+    card = (tmp_path / "a.md").read_text(encoding="utf-8")
+    rows = {r.split("|")[1].strip(): r.split("|")[2:5] for r in card.splitlines() if "|" in r}
+    assert int(rows["int8"][0].replace(",", "")) == (tmp_path / "a.onnx").stat().st_size
+    shares = [float(s) for s in re.findall(r"([\d.]+) % (?:exported|in torch)", text)]
+    assert [float(rows[kind][1]) for kind in ("int8", "float32")] == shares
+    assert all(float(rows[kind][2]) > 0 for kind in ("int8", "float32"))
     assert main([*command, str(tmp_path / "a.pt2")]) == 0
     assert (tmp_path / "a.pt2").stat().st_size > 0
     assert main([*command, str(tmp_path / "a.tflite")]) == 2

@@ -121,7 +121,7 @@ def seen(drawing: Drawing) -> Seen:
 
 
 def test_every_method_is_here() -> None:
-    assert set(NAMES) == set(METHODS)
+    assert set(NAMES) == set(METHODS) - {"separate"}  # which came after these tables
     assert all(len(measured(scenario)) == 17 for scenario in MEASURED)
 
 

@@ -41,7 +41,7 @@ def trainer(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> Subn
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("bits", [3, 32])
+@pytest.mark.parametrize("bits", mostly_slow([3, 32], quick=[3]))
 def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) -> None:
     settings: dict[str, Any] = WAYS[name] | {"epochs": 5, "bits": bits}
     through = trainer(Residual(), (1, 6, 6), **settings)

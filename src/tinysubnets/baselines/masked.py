@@ -18,7 +18,7 @@ from tinysubnets import config
 from tinysubnets.coding.seven_task_huffman import seven_tasks_size
 from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import bank_with_room, last_bank
-from tinysubnets.method.base import ScenarioType, State, check_scenario_type
+from tinysubnets.method.base import ScenarioType, State
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import (
     MaskedCore,
@@ -28,6 +28,7 @@ from tinysubnets.method.core import (
     at_once,
 )
 from tinysubnets.model.bank import Bank
+from tinysubnets.model.routing import RoutingSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision, CodebookTensor
 from tinysubnets.nn.architecture import Architecture
@@ -44,8 +45,14 @@ LEAST_BITS = 2
 
 def _rebuilt(cls: Any, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Any:
     """A learner of the class with the settings that its store recorded."""
-    settings, training = record[cls.name], record.get("training")
-    return cls(store.architecture, training=training, device=device, store=store, **settings)
+    return cls(
+        store.architecture,
+        training=record.get("training"),
+        routing=record.get("routing"),
+        device=device,
+        store=store,
+        **record[cls.name],
+    )
 
 
 # WSN ----------------------------------------------------------------------------------------------
@@ -67,7 +74,6 @@ class WSNSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_scenario_type("wsn", self.scenario_type, ("task-IL",))
         if not 0 < self.density <= 1:
             raise SettingError(
                 f"density = {self.density!r} is not allowed; give a share above 0, at most 1."
@@ -92,6 +98,7 @@ class WSN(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; nothing is pruned
+        routing: RoutingSettings | Mapping | None = None,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
@@ -99,7 +106,7 @@ class WSN(MaskedLearner):
         own, trained = config.build_with(
             WSNSettings, settings, training=(TrainingSettings, training)
         )
-        core = MaskedCore(architecture, own, trained, device=device, store=store)
+        core = MaskedCore(architecture, own, trained, device=device, store=store, routing=routing)
         record = {"wsn": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
 
@@ -321,7 +328,6 @@ class PackNetSettings:
 
     def __post_init__(self) -> None:
         check_shares(self.density, self.retrain, self.retrain_factor)
-        check_scenario_type("packnet", self.scenario_type, ("task-IL",))
 
 
 class PackNet(MaskedLearner):
@@ -342,6 +348,7 @@ class PackNet(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; this is TSN's
+        routing: RoutingSettings | Mapping | None = None,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
@@ -349,7 +356,15 @@ class PackNet(MaskedLearner):
         own, trained = config.build_with(
             PackNetSettings, settings, training=(TrainingSettings, training)
         )
-        core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
+        core = MaskedCore(
+            architecture,
+            own,
+            trained,
+            block=own.block,
+            device=device,
+            store=store,
+            routing=routing,
+        )
         record = {"packnet": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
 
@@ -431,7 +446,6 @@ class AdaQPackNetSettings:
 
     def __post_init__(self) -> None:
         check_shares(self.density, self.retrain, 1.0)
-        check_scenario_type("ada-qpacknet", self.scenario_type, ("task-IL",))
         if not 0 < self.shrink < 1:
             raise SettingError(f"shrink = {self.shrink!r} is not allowed; give a share below 1.")
         if not LEAST_BITS <= self.first_bits <= 8:
@@ -457,6 +471,7 @@ class AdaQPackNet(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; this is TSN's
+        routing: RoutingSettings | Mapping | None = None,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
@@ -464,7 +479,15 @@ class AdaQPackNet(MaskedLearner):
         own, trained = config.build_with(
             AdaQPackNetSettings, settings, training=(TrainingSettings, training)
         )
-        core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
+        core = MaskedCore(
+            architecture,
+            own,
+            trained,
+            block=own.block,
+            device=device,
+            store=store,
+            routing=routing,
+        )
         record = {"ada-qpacknet": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
 

@@ -122,7 +122,7 @@ def _together(options: argparse.Namespace, work: Callable[[argparse.Namespace], 
     wanted = options.processes
     if wanted is not None and wanted < 1:
         raise SettingError(f"--processes {wanted}: at least one process is needed.")
-    if "WORLD_SIZE" not in os.environ:
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         if wanted is not None and wanted > 1:
             return processes.launch(wanted, options.given)
         return work(options)

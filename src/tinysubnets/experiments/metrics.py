@@ -95,12 +95,24 @@ def confusion(learner: Learner, probe: Probe) -> np.ndarray:
 
 
 def _answers(learner: Learner, probe: Probe, inputs: Any) -> np.ndarray:
-    """The number, among a task's classes, of what is answered; others are out of their range."""
+    """The number, among a task's classes, of what is answered; others are out of their range.
+
+    Methods with subnets find the task of an input by routing where they are not told it.
+    """
+    number = {label: i for i, label in enumerate(probe.classes)}
+    if learner.scenario_type != "task-IL" and learner.store is not None:
+        found = learner.store.predict(inputs)
+        anywhere = learner.scenario_type == "domain-IL"
+        return np.array(
+            [
+                number.get(label, -1) if anywhere or task == probe.name else -1
+                for label, task in zip(found.labels.tolist(), found.tasks, strict=True)
+            ]
+        )
     if learner.scenario_type == "class-IL":
         return learner.logits(None, inputs).argmax(1).numpy() - learner.columns(probe.name)[0]
     if learner.scenario_type == "task-IL":  # logits stand in the order of the task's classes
         return learner.logits(probe.name, inputs).argmax(1).numpy()
-    number = {label: i for i, label in enumerate(probe.classes)}
     return np.array([number.get(v, -1) for v in learner.predict(None, inputs).tolist()])
 
 

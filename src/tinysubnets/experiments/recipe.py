@@ -5,7 +5,7 @@
     [data]                           settings of the scenario
     [network]                        a name, and the settings of that network
     [tsn]                            settings of the method; each method has its own table
-    [training]  [pruning]
+    [training]  [pruning]  [routing]
     [search]                         what `tsn search` tries; nothing else looks at it
 
 A bare scenario name means its recipe `best/<scenario>`.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEFAULT = "best/permuted-digits"
 FEW_IMAGES = 2000  # training images up to which a small network is chosen
 _PLAIN = ("scenario", "method")
-_TABLES = ("data", "network", "training", "pruning", "search")
+_TABLES = ("data", "network", "training", "pruning", "routing", "search")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Recipe:
     learner: Mapping[str, Any]
     training: Mapping[str, Any]
     pruning: Mapping[str, Any]
+    routing: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as nested tables, in the form of a recipe file."""
@@ -58,6 +59,7 @@ class Recipe:
             learners.method(self.method).table: dict(self.learner),
             "training": dict(self.training),
             "pruning": dict(self.pruning),
+            "routing": dict(self.routing),
         }
 
 
@@ -151,6 +153,7 @@ def _anchored(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def complete(name: str, values: Mapping[str, Any]) -> Recipe:
     """The recipe with every setting checked and every default written out."""
     from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
     given = {k: v for k, v in values.items() if k != "run"}  # a run's config.toml is a recipe too
@@ -171,6 +174,7 @@ def complete(name: str, values: Mapping[str, Any]) -> Recipe:
         _without_seed(config.build(learners.settings_class(method), own, entry.table)),
         config.to_dict(config.build(TrainingSettings, given.get("training"), "training")),
         config.to_dict(config.build(PruningSettings, given.get("pruning"), "pruning")),
+        config.to_dict(config.build(RoutingSettings, given.get("routing"), "routing")),
     )
 
 
@@ -199,9 +203,11 @@ def _check_keys(given: Mapping[str, Any]) -> None:
 def _whole_name(key: str, tables: Mapping[str, str]) -> str:
     """A hint for a setting that was given without its table."""
     from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
     classes = {"training": TrainingSettings, "pruning": PruningSettings}
+    classes |= {"routing": RoutingSettings}
     classes |= {"tsn": learners.settings_class(tables["tsn"])}
     found = [f"{t}.{key}" for t, c in classes.items() if key in {f.name for f in fields(c)}]
     return f" There is a setting {found[0]!r}." if found else ""

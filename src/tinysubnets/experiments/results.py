@@ -40,10 +40,12 @@ def build(
     matrix: list[metrics.Row],
     confusions: Sequence[np.ndarray],
     model_bytes: int | None,
+    without_task: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything a run came to; seconds are the only numbers that differ when it is repeated.
 
     - `confusions`: of every task at the end, counts [true class, answered class].
+    - `without_task`: what `experiments.routing` measured.
     """
     weighed, store = learner.ledger(), learner.store
     if model_bytes is not None and weighed.file_bytes is None:
@@ -73,6 +75,7 @@ def build(
         | dict(learner.capacity()),
         "free_share": None if store is None else store.free_share(),
         "ledger": ledger,
+        "without_task": without_task,
         "divergence": None if store is None else divergence(store, [p.name for p in probes]),
         "environment": environment(plan),
     }
@@ -228,6 +231,20 @@ class Run:
         """A metric of the accuracy matrix as a fraction of 1; None where it is not defined."""
         value = self.result["metrics"].get(name)
         return None if value is None else float(value)
+
+    @property
+    def without_task(self) -> dict[str, Any]:
+        """What was measured without the task's name; empty where nothing was."""
+        found = self.result.get("without_task")
+        return found if isinstance(found, dict) else {}
+
+    def routed(self, *path: str) -> float | None:
+        """A number of `without_task` by its path, such as ("class-IL", "average_accuracy")."""
+        value: Any = self.without_task
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_number else None
 
     def capacity(self, view: str) -> float | None:
         """The size in one of the three views, over the dense float32 shared weights."""

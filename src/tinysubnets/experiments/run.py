@@ -40,6 +40,7 @@ from tinysubnets.experiments.metrics import (
     share_right,
 )
 from tinysubnets.experiments.recipe import Plan, Recipe, build_architecture
+from tinysubnets.experiments.routing import without_task
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.base import TaskTrainer
@@ -127,6 +128,7 @@ class Experiment:
             settings=recipe.learner,
             training=recipe.training,
             pruning=recipe.pruning,
+            routing=recipe.routing,
             device=plan.device,
             seed=plan.seed,
         )
@@ -293,7 +295,14 @@ class Experiment:
         # Counted with the last row, in another process if this one resumes a run at its very end.
         confusions = self._confusions or [confusion(self.learner, p) for p in self.probes]
         result = results.build(
-            self.plan, self.learner, self.probes, self.sizes, self.matrix, confusions, model_bytes
+            self.plan,
+            self.learner,
+            self.probes,
+            self.sizes,
+            self.matrix,
+            confusions,
+            model_bytes,
+            self._without_task(),
         )
         result |= {"notes": self.notes, "seconds": self.seconds}
         self.folder.tracked_bytes()  # on disk before the result says that the run is finished
@@ -301,6 +310,16 @@ class Experiment:
         self.folder.log(f"finished: average accuracy {result['metrics']['average_accuracy']:.4f}")
         self.checkpoints.remove()
         return result
+
+    def _without_task(self) -> dict[str, Any] | None:
+        """What the model is worth without the task's name; None for methods without subnets.
+
+        Every network sees all test data, so that very many tasks are left alone.
+        """
+        store = self.learner.store
+        if store is None or len(self.probes) > MAX_FULL:
+            return None
+        return without_task(store, self.probes)
 
     def _save_model(self) -> int:
         """The learned model in `model/`; the bytes of its file."""

@@ -243,6 +243,7 @@ def _learner(plan: SearchPlan, recipe: Recipe, seed: int, first: Task) -> Learne
         settings=recipe.learner,
         training=recipe.training,
         pruning=recipe.pruning,
+        routing=recipe.routing,
         device=plan.device,
         seed=seed,
     )

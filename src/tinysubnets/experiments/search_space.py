@@ -270,6 +270,7 @@ def _own_dials(recipe: Recipe, num_tasks: int) -> Mapping[str, str]:
         return {f"{table}.density": f"{0.1 / num_tasks:.4g}..{1 / num_tasks:.4g} log"}
     dials = {
         "wsn": {"density": "0.02..0.8 log"},
+        "separate": {"density": "0.05..1 log", "bits": "1,2,3,4"},
         "ewc": {"penalty_weight": "0.1..10000 log"},
         "si": {"penalty_weight": "0.01..100 log"},
         "lwf": {"distillation_weight": "0.1..30 log"},

@@ -10,7 +10,7 @@ import io
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -45,6 +45,7 @@ from tinysubnets.method.progress import OnEpoch
 from tinysubnets.method.pruning import PruningStep, result_of
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.evaluation import Evaluation
+from tinysubnets.model.routing import RoutingSettings, routing_of
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import NO_BANK, BankDecision, PackedMask, Sample, Subnet
@@ -98,6 +99,7 @@ class MaskedCore:
     - `settings`: where values start from, and the seed.
     - `training`: how every task is trained.
     - `store`: what was learned so far; a new one with masks of `block` where None.
+    - `routing`: what is kept with a task to recognize its inputs without its name.
     """
 
     def __init__(
@@ -109,8 +111,10 @@ class MaskedCore:
         block: int = 1,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
+        routing: RoutingSettings | Mapping | None = None,
     ) -> None:
         check_architecture(architecture)
+        self.routing = config.build(RoutingSettings, routing, "routing")
         self.architecture, self.settings, self.training = architecture, settings, training
         self.device = pick_device(device)
         self.store = store or SubnetStore(architecture, block=block, device=self.device)
@@ -293,9 +297,12 @@ class SubnetTrainer:
             isolated=self.isolated,
             reference=self.reference,
         )
-        self.core.store.add_(subnet)
+        store = self.core.store
+        store.add_(subnet)
+        # Measured on the network as it is stored.
+        store.keep_routing_(subnet.name, routing_of(store, self.task, self.core.routing))
         if distributed.is_active():
-            digest = self.core.store.digest(subnet.name)
+            digest = store.digest(subnet.name)
             distributed.check_same(f"task {subnet.name!r}", digest, subnet.bank, subnet.bits)
         report = self._report(subnet, compressed.seconds)
         self.reports[subnet.name] = report
@@ -337,13 +344,15 @@ class MaskedLearner(ABC):
 
     name: ClassVar[str]
     settings_class: ClassVar[type]
-    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL",)
+    # Their papers define the first; the others are by routing.
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "class-IL", "domain-IL")
 
     def __init__(self, core: MaskedCore, settings: Any, recorded: Mapping[str, Any]) -> None:
         self.core, self.settings = core, settings
         self.reports: dict[str, SubnetReport] = {}
         # What a saved store keeps of the learner, so that learning can go on from it.
-        self.store.settings = {"method": self.name, **recorded}
+        routing = config.to_dict(core.routing)
+        self.store.settings = {"method": self.name, **recorded, "routing": routing}
         if core.pretrained is not None:
             self.store.settings["given"] = core.pretrained_hash()
 
@@ -420,8 +429,9 @@ class MaskedLearner(ABC):
 
     @property
     def scenario_type(self) -> ScenarioType:
-        """Whether the task of an input is known when predicting: it is."""
-        return "task-IL"
+        """Whether the task of an input is known when accuracy is measured."""
+        found: ScenarioType = self.settings.scenario_type
+        return found
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -452,9 +462,20 @@ class MaskedLearner(ABC):
         """The logits of a learned task for raw inputs."""
         return self.store.logits(self._told(task), inputs)
 
-    def predict(self, task: str | None, inputs: Any) -> np.ndarray:
-        """The user's own labels for raw inputs of a learned task."""
-        return self.store.predict(self._told(task), inputs)
+    def predict(
+        self,
+        task: Any = None,
+        inputs: Any = None,
+        *,
+        among: Sequence[str] | None = None,
+        together: bool = False,
+    ) -> Any:
+        """The user's own labels for raw inputs, with or without the name of their task.
+
+        `predict(task, inputs)` gives an array, `predict(inputs)` a `Prediction`; see
+        `SubnetStore.predict`.
+        """
+        return self.store.predict(task, inputs, among=among, together=together)
 
     def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
         """The probability of each class of a learned task for raw inputs."""
@@ -466,7 +487,10 @@ class MaskedLearner(ABC):
 
     def _told(self, task: str | None) -> str:
         if task is None:
-            raise TaskError("this method needs to know the task of its inputs: give its name.")
+            raise TaskError(
+                "logits and probabilities are those of one task: give its name. Without it, "
+                "predict(inputs) tells labels and tasks."
+            )
         return task
 
     def columns(self, task: str) -> tuple[int, int]:

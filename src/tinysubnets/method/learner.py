@@ -24,6 +24,7 @@ from tinysubnets.method.difference import begin_difference
 from tinysubnets.method.progress import OnEpoch, learning
 from tinysubnets.method.pruning import PruningSettings, PruningStep
 from tinysubnets.method.settings import TSNSettings
+from tinysubnets.model.routing import RoutingSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
 from tinysubnets.nn.architecture import Architecture
@@ -38,6 +39,7 @@ class TinySubNets(MaskedLearner):
 
     - `architecture`: the network, wrapped: `Architecture(net, head="fc")`.
     - `training`, `pruning`: how tasks are trained, and how Algorithm 2 searches.
+    - `routing`: what is kept with a task to recognize its inputs without its name.
     - `device`: "cpu", "cuda", or "auto" for a GPU if there is one.
     - `store`: a store to go on from.
     - `settings`: those of `TSNSettings` by name, and those of `training` and `pruning` too:
@@ -54,6 +56,7 @@ class TinySubNets(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: PruningSettings | Mapping | None = None,
+        routing: RoutingSettings | Mapping | None = None,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
@@ -64,7 +67,15 @@ class TinySubNets(MaskedLearner):
             training=(TrainingSettings, training),
             pruning=(PruningSettings, pruning),
         )
-        core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
+        core = MaskedCore(
+            architecture,
+            own,
+            trained,
+            block=own.block,
+            device=device,
+            store=store,
+            routing=routing,
+        )
         record = {"tsn": own, "training": trained, "pruning": self.pruning}
         super().__init__(core, own, {table: config.to_dict(s) for table, s in record.items()})
 
@@ -76,6 +87,7 @@ class TinySubNets(MaskedLearner):
             store.architecture,
             training=record.get("training"),
             pruning=record.get("pruning"),
+            routing=record.get("routing"),
             device=device,
             store=store,
             **record["tsn"],

@@ -43,6 +43,9 @@ class TSNSettings:
     - `layer_loss_weight`: the weight λ of the layer-wise loss.
     - `isolated`: whether every task gets a bank for itself, not counted by `max_banks`, so that it
       can be removed exactly at any time.
+    - `scenario_type`: how accuracy is measured: "task-IL" tells the task of an input, "class-IL"
+      (classes of all tasks) and "domain-IL" (the same classes in every task) do not. Learning is
+      the same.
     """
 
     density: float = 0.3
@@ -71,6 +74,7 @@ class TSNSettings:
     task_param_tolerance: float = 0.002
     layer_loss_weight: float = 0.0
     isolated: bool = False
+    scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
     seed: int = 0
 
     def __post_init__(self) -> None:
