@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.errors import ArtifactError, MismatchError, SettingError, unknown
+from tinysubnets.errors import ArtifactError, MismatchError, SettingError
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.text import for_terminal
 
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from tinysubnets.datasets.user_files import Part
     from tinysubnets.format.onnx import Exported
-    from tinysubnets.method.base import Learner, TaskTrainer
     from tinysubnets.model.removal import Removal
     from tinysubnets.model.store import SubnetStore
-    from tinysubnets.tasks.task import Task
+    from tinysubnets.model.subnet import Subnet
 
 
 CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
-BAR_WIDTH = 24
 LINE_END = "\n"
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
@@ -75,7 +74,6 @@ def add_parsers(subparsers: Any) -> None:
     damage = "check everything in a model file; exit status 1 on damage"
     add_net(command(subparsers, "verify", damage, _verify))
     _add_predict(subparsers)
-    _add_learn(subparsers)
     _add_rename(subparsers)
     _add_remove(subparsers)
     _add_export(subparsers)
@@ -100,34 +98,6 @@ def _add_predict(subparsers: Any) -> None:
     predict.add_argument("--top", type=int, default=1, metavar="N", help="classes to show")
     predict.add_argument("--json", action="store_true", help="print plain data instead of a table")
     add_net(predict)
-
-
-def _add_learn(subparsers: Any) -> None:
-    learn = command(subparsers, "learn", "add one more task to a model", _learn)
-    add_task(learn)
-    learn.add_argument(
-        "--data", required=True, metavar="FOLDER", help="a folder of images per class, or an .npz"
-    )
-    learn.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="assignments",
-        metavar="KEY=VALUE",
-        help="another value of a setting, as epochs=5 or density=0.2; may be repeated",
-    )
-    learn.add_argument(
-        "--replace",
-        action="store_true",
-        help="learn a task of the model anew, and keep the new version if it is better on --data",
-    )
-    learn.add_argument(
-        "--isolated",
-        action="store_true",
-        help="give the task a bank for itself, so that it can be removed exactly at any time",
-    )
-    learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    add_net(learn)
 
 
 def _add_rename(subparsers: Any) -> None:
@@ -306,107 +276,21 @@ def _read_inputs(
     return read_files(files, subnets[0])
 
 
-def _learn(options: argparse.Namespace) -> int:
-    from tinysubnets.datasets.user_files import read_task
-    from tinysubnets.experiments import methods
-    from tinysubnets.method.base import check_name
-    from tinysubnets.method.learner import TinySubNets
-
-    made_by = methods.made_by(options.model)
-    overrides = [_placed(a, str(made_by)) for a in options.assignments]
-    learner = methods.resume(
-        options.model, own_network(options), device=options.device, overrides=overrides
-    )
-    if learner.store is None:
-        raise MismatchError(
-            f"this model was made by {made_by}, a baseline with one dense network; `tsn learn` "
-            "adds tasks to models of subnets. From Python its learner goes on by resume(folder)."
-        )
-    # All before data are decoded and anything is learned in vain.
-    if options.replace:
-        learner.store.subnet(options.task)
-    else:
-        check_name(options.task, learner.tasks)
-    isolated = options.isolated or (options.replace and learner.store.subnet(options.task).isolated)
-    if isolated and not isinstance(learner, TinySubNets):
-        raise MismatchError(f"--isolated: {made_by} keeps all tasks in the same banks.")
-    file = _writable(options.model)
-    before = file.stat().st_size
-    samples = [s.sample for s in learner.store.subnets.values()]
-    if options.replace:
-        samples.append(learner.store.subnet(options.task).sample)
-    task = read_task(options.task, options.data, samples, learner.settings.seed)
-    shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
-    print(
-        f"{for_terminal(task.name)}: {len(task.train)} training and {len(task.valid)} validation "
-        f"samples of {shape}, {task.num_classes} classes"
-    )
-    if options.replace:
-        kept = _replace(learner, learner.store, task, isolated)
-    else:
-        _train(learner, task, isolated)
-        kept = True
-    if not kept:
-        print(f"{file}: as it was")
-        return 0
-    path = _save(learner.store, file)
-    report, after = learner.reports[task.name], path.stat().st_size
-    print(
-        f"validation accuracy {100 * report.valid_accuracy:.2f} %; bank {report.bank} "
-        f"({for_terminal(report.reason)}); {report.bits} bits\n"
-        f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})"
-    )
-    return 0
-
-
-def _replace(learner: Learner, store: SubnetStore, task: Task, isolated: bool) -> bool:
-    """Learn a task's new version beside the old one, and keep the better; whether it is the new.
-
-    Both are measured on the new validation data by the classes' own labels.
-    """
-    import numpy as np
-
-    from tinysubnets.errors import TaskError
-    from tinysubnets.tasks.checks import MAX_NAME
-
-    old = f"{task.name[: MAX_NAME // 2]} (before)"
-    while old in store.tasks:
-        old += "'"
-    store.rename(task.name, old)
-    _train(learner, task, isolated)
-    inputs = task.valid.inputs()
-    labels = np.array(task.classes)[task.valid.labels.numpy()]
-    accuracies = []
-    for name in (old, task.name):
-        try:
-            right = store.predict(name, inputs).astype(str) == labels.astype(str)
-        except TaskError:
-            right = np.zeros(1)  # the old version cannot take such inputs
-        accuracies.append(float(right.mean()))
-    before, after = accuracies
-    print(f"on the new validation data: {100 * before:.2f} % before, {100 * after:.2f} % now")
-    if after <= before:
-        print("the new version is not better, so the old one stays")
-        return False
-    print(_told(store.remove(old), f"the old version of {for_terminal(task.name)!r}"))
-    return True
-
-
 def _rename(options: argparse.Namespace) -> int:
     from tinysubnets.model.store import SubnetStore
 
-    file = _writable(options.model)
+    file = writable(options.model)
     store = SubnetStore.load(options.model, own_network(options))
     store.rename(options.old, options.new)
     old, new = for_terminal(options.old), for_terminal(options.new)
-    print(f"{_save(store, file)}: {old!r} is now called {new!r}")
+    print(f"{saved(store, file.parent)}: {old!r} is now called {new!r}")
     return 0
 
 
 def _remove(options: argparse.Namespace) -> int:
     from tinysubnets.model.store import SubnetStore
 
-    file = _writable(options.model)
+    file = writable(options.model)
     before = file.stat().st_size
     store = SubnetStore.load(options.model, own_network(options))
     later = store.learned_beside(options.task) if options.exact else ()
@@ -416,13 +300,13 @@ def _remove(options: argparse.Namespace) -> int:
         if not options.yes and not _agreed(len(later)):
             raise SettingError("nothing was removed; give --yes to remove them too.")
     removal = store.remove(options.task, exact=options.exact)
-    after = _save(store, file).stat().st_size
-    print(_told(removal, ", ".join(repr(for_terminal(n)) for n in removal.names)))
+    after = saved(store, file.parent).stat().st_size
+    print(told(removal, ", ".join(repr(for_terminal(n)) for n in removal.names)))
     print(f"{file}: {before:,} -> {after:,} bytes")
     return 0
 
 
-def _told(removal: Removal, what: str) -> str:
+def told(removal: Removal, what: str) -> str:
     """What a removal did, in words."""
     text = f"{what} removed; {removal.freed:,} of its own weights are free again"
     if removal.kept:
@@ -458,7 +342,7 @@ def _apply(options: argparse.Namespace) -> int:
     if options.out is not None:
         given = Path(options.out)
         out = given if given.suffix == ".safetensors" else given / FILE_NAME
-    old = model_path(options.model) if out is not None else _writable(options.model)
+    old = model_path(options.model) if out is not None else writable(options.model)
     is_new = patch_file(old, Path(options.patch), out, own_network(options))
     place = out or old
     told = "the new model" if is_new else "is that model already"
@@ -466,7 +350,7 @@ def _apply(options: argparse.Namespace) -> int:
     return 0
 
 
-def _writable(model: str) -> Path:
+def writable(model: str) -> Path:
     """The model file, in a folder that can be written to."""
     from tinysubnets.format import model_path
 
@@ -476,63 +360,14 @@ def _writable(model: str) -> Path:
     return file
 
 
-def _save(store: SubnetStore, file: Path) -> Path:
+def saved(store: SubnetStore, folder: Path, *, with_backup: bool = False) -> Path:
+    """Save a store in a folder; an error of the disk says that the model is as it was."""
     try:
-        return store.save(file.parent)
+        return store.save(folder, with_backup=with_backup)
     except OSError as error:
         raise ArtifactError(
             f"the model was not saved, the old one is as it was: {error.strerror}."
         ) from error
-
-
-def _placed(assignment: str, method: str) -> str:
-    """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`."""
-    from dataclasses import fields
-
-    from tinysubnets.experiments import methods
-    from tinysubnets.method.pruning import PruningSettings
-    from tinysubnets.model.routing import RoutingSettings
-    from tinysubnets.training.settings import TrainingSettings
-
-    key = assignment.partition("=")[0].strip()
-    if "." in key or "=" not in assignment:
-        return assignment
-    classes: dict[str, Any] = {
-        method: methods.settings_class(method),
-        "training": TrainingSettings,
-        "pruning": PruningSettings,
-        "routing": RoutingSettings,
-    }
-    tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
-    if key not in tables:
-        raise SettingError(unknown("setting", key, tables))
-    return f"{tables[key]}.{assignment}"
-
-
-def _train(learner: Learner, task: Task, isolated: bool) -> None:
-    """Learn a task with a line of progress: on a terminal in place, elsewhere one now and then."""
-    from tinysubnets.method.learner import TinySubNets
-
-    trainer: TaskTrainer
-    if isolated and isinstance(learner, TinySubNets):
-        trainer = learner.begin(task, isolated=True)
-    else:
-        trainer = learner.begin(task)
-    live = sys.stdout.isatty()
-    while not trainer.finished:
-        report = trainer.epoch()
-        text = (
-            f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
-            f"valid {100 * report.valid_accuracy:.2f} %"
-        )
-        if live:
-            done = "━" * round(BAR_WIDTH * report.epoch / report.epochs)
-            print(f"\r{done:<{BAR_WIDTH}}  {text}", end="", flush=True)
-        elif report.epoch == report.epochs or report.epoch % 10 == 0:
-            print(text, flush=True)
-    if live:
-        print()
-    trainer.finish()
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -557,20 +392,24 @@ def _export(options: argparse.Namespace) -> int:
         options.task,
         options.out,
         packed=not options.plain,
-        int8=data[0][:CALIBRATION] if options.int8 and data is not None else None,
+        int8=data[1].inputs[:CALIBRATION] if options.int8 and data is not None else None,
     )
     print(f"{done.path}: {done.file_bytes:,} bytes (float32 weights: {done.plain_bytes:,})")
     if (sample := store.subnet(options.task).sample) is not None:
         kind = str(sample.dtype).removeprefix("torch.")
         print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
-    if data is not None and (strange := _strange(data[1], store.subnet(options.task).classes)):
-        print(f"accuracy on --data not measured: {for_terminal(strange)}")
-    elif data is not None:
-        exported = export.onnx_accuracy(done.path, *data)
-        live = float((store.predict(options.task, data[0]) == data[1]).mean())
-        print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
-        if options.int8:
-            print(_int8_card(store, options.task, done, data))
+    if data is None:
+        return 0
+    part = data[0]
+    where = f"the {len(part)} samples of {options.data}, part {part.name or 'all'}"
+    if strange := _strange(part.labels, store.subnet(options.task).classes):
+        print(f"accuracy on {where} not measured: {for_terminal(strange)}")
+        return 0
+    exported = export.onnx_accuracy(done.path, part.inputs, part.labels)
+    live = store.evaluate(options.task, part.inputs, part.labels).accuracy
+    print(f"accuracy on {where}: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
+    if options.int8:
+        print(_int8_card(store, options.task, done, data))
     return 0
 
 
@@ -595,18 +434,19 @@ def _export_all(store: SubnetStore, options: argparse.Namespace) -> int:
     return 0
 
 
-def _int8_card(
-    store: SubnetStore, task: str, done: Exported, data: tuple[np.ndarray, np.ndarray]
-) -> str:
+def _int8_card(store: SubnetStore, task: str, done: Exported, data: tuple[Part, Part]) -> str:
     """Measure int8 beside float32, and write the table beside the exported file."""
     import tempfile
 
     from tinysubnets.files import atomic_write
     from tinysubnets.format import onnx as export
 
-    inputs, labels = data
+    part, calibration = data
+    inputs, labels = part.inputs, part.labels
     about = f"the {len(inputs)} samples of --data, by which ranges were calibrated as well"
-    if len(inputs) >= 2 * CALIBRATION:
+    if part is not calibration:
+        about = f"the {len(inputs)} samples of {part.name} that nothing was calibrated with"
+    elif len(inputs) >= 2 * CALIBRATION:
         inputs, labels = inputs[CALIBRATION:], labels[CALIBRATION:]
         about = f"{len(inputs)} samples of --data that nothing was calibrated with"
     with tempfile.TemporaryDirectory() as folder:
@@ -617,21 +457,33 @@ def _int8_card(
     return f"{card.partition(LINE_END * 2)[2].rstrip()}{LINE_END}written to {place}"
 
 
-def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Raw inputs and labels, mixed so that the first ones are of all classes."""
-    import numpy as np
+def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[Part, Part]:
+    """What an exported task is measured on, and what it is calibrated with; each of them mixed.
 
-    from tinysubnets.datasets.user_files import check_raw, read_labeled
+    Measured are the test data where there are some; else both are all data.
+    """
+    from tinysubnets.datasets.user_files import read_parts
 
     subnet = store.subnet(options.task)
-    inputs, labels = read_labeled(options.data, subnet.sample, options.task)
-    check_raw(options.data, inputs, subnet)
+    parts = read_parts(options.data, subnet.sample, options.task)
+    measured = _mixed(parts.get("test", parts["train"]), subnet, options.data)
+    return measured, _mixed(parts["train"], subnet, options.data) if "test" in parts else measured
+
+
+def _mixed(part: Part, subnet: Subnet, data: str) -> Part:
+    """Raw inputs and the task's own labels, in an order that has all classes among the first."""
+    import numpy as np
+
+    from tinysubnets.datasets.user_files import Part, check_raw
+
+    check_raw(data, part.inputs, subnet)
+    labels = part.labels
     if isinstance(subnet.classes[0], int):
         own = {str(c): c for c in subnet.classes}
         if all(label in own for label in labels.tolist()):
             labels = np.array([own[label] for label in labels.tolist()])
-    order = np.random.default_rng(0).permutation(len(inputs))
-    return inputs[order], labels[order]
+    order = np.random.default_rng(0).permutation(len(part))
+    return Part(part.inputs[order], labels[order], part.name)
 
 
 def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:

@@ -201,7 +201,10 @@ class Task:
         """
         from tinysubnets.datasets.user_files import read_folder
 
-        parts = read_folder(os.fspath(folder), size, mode)
+        parts = {
+            part: (found.inputs, found.labels)
+            for part, found in read_folder(os.fspath(folder), size, mode).items()
+        }
         return cls.from_arrays(
             name,
             *parts["train"],
