@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-COMMON = {1: ("records", "constants"), 2: ("records", "constants", "base")}
+COMMON = {1: ("records", "constants"), 2: ("constants", "base")}
 GROUPS = {  # the sections of an entry that have one hash together
     1: {k: (k,) for k in ("codes", "codebooks", "masks", "heads", "private", "memory")},
     2: {
@@ -53,26 +53,55 @@ def read(path: Path) -> dict[str, dict[str, np.ndarray]]:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     text = header["__metadata__"]["tinysubnets"]
-    assert digest(text.encode(), "config").hex() == header["__metadata__"]["blake2b"]
-    config = json.loads(text)
-    start = 8 + length
-    blobs = {
-        name: data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]]
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
-    assert digest(blobs["index"], "index").hex() == config["index"]
-    sections = split(blobs, len(config["tasks"]), config["format"])
+    front = first_front if text.startswith("{") else second_front
+    config, index, rest = front(header, data[8 + length :])
+    sections = split(index, rest, len(config["tasks"]), config["format"])
     found = zip(config["tasks"], tasks(config, sections), strict=True)
     return {t["name"]: tensors for t, tensors in found if "name" in t}
+
+
+def second_front(header: dict[str, Any], data: bytes) -> Any:
+    """Config, index, and where each section is taken from: one after the other."""
+    rest = Bytes(data)
+    text, stream, index = (rest.varint() for _ in range(3))
+    start = len(data) - len(rest.data)
+    hashed = digest(data[: start + stream + index], "front").hex()
+    assert header["__metadata__"] == {"blake2b": hashed, "tinysubnets": "2"}
+    assert header["model"]["data_offsets"] == [0, len(data)]
+    inflate = zlib.decompressobj(-15, zdict=dictionary())
+    found = inflate.decompress(rest.take(stream))
+    assert len(found) == text and inflate.eof
+    config, index = json.loads(found), rest.take(index)
+    kinds = [*COMMON[2], *(kind for kinds in GROUPS[2].values() for kind in kinds)]
+    return config, index, dict.fromkeys(kinds, rest)
+
+
+def dictionary() -> bytes:
+    """What the config is deflated against: the lines in the specification, joined."""
+    page = (Path(__file__).parent.parent / "docs" / "FORMAT.md").read_text(encoding="utf-8")
+    block = page.split("### The dictionary", 1)[1].split("```")[1]
+    return "".join(block.split("\n")[1:]).encode()
+
+
+def first_front(header: dict[str, Any], data: bytes) -> Any:
+    """The same in format 1, where each kind of section is a tensor of its own."""
+    text = header["__metadata__"]["tinysubnets"]
+    assert digest(text.encode(), "config").hex() == header["__metadata__"]["blake2b"]
+    config = json.loads(text)
+    places = {n: entry["data_offsets"] for n, entry in header.items() if n != "__metadata__"}
+    blobs = {name: data[start:stop] for name, (start, stop) in places.items()}
+    assert digest(blobs["index"], "index").hex() == config["index"]
+    return config, blobs["index"], {kind: Bytes(blob) for kind, blob in blobs.items()}
 
 
 def digest(data: bytes, place: str) -> bytes:
     return blake2b(data, digest_size=8, person=place.encode()).digest()
 
 
-def split(blobs: dict[str, bytes], count: int, version: int) -> dict[tuple[str, int], bytes]:
-    index, rest = Bytes(blobs["index"]), {k: Bytes(v) for k, v in blobs.items()}
+def split(
+    data: bytes, rest: dict[str, Bytes], count: int, version: int
+) -> dict[tuple[str, int], bytes]:
+    index = Bytes(data)
     order = [(kind, 0, (kind,)) for kind in COMMON[version]]
     order += [(g, t, kinds) for t in range(count) for g, kinds in GROUPS[version].items()]
     out = {}
@@ -83,6 +112,7 @@ def split(blobs: dict[str, bytes], count: int, version: int) -> dict[tuple[str, 
         data = b"".join(out[kind, task] for kind in kinds)
         assert not data or digest(data, f"{group} {task}") == index.take(8)
     assert not index.data
+    assert not any(part.data for kind, part in rest.items() if kind != "index")
     return out
 
 
@@ -156,7 +186,9 @@ def private(
     head, other = Bytes(sections["heads", place]), Bytes(sections[key, place])
     other.floats(2 * task.get("channels", 0), 1)
     classes = len(config["classes"][task["classes"]])
-    absent = {where: value for where, *value in task.get("absent", [])}
+    absent = {}
+    for first, count, step, *value in config["absent"][task["absent"]] if "absent" in task else ():
+        absent |= {first + i * step: value for i in range(count)}
     out = {}
     for where, (name, shape, *_) in enumerate(config["architecture"][key]):
         shape = [classes, *shape[1:]] if shape and shape[0] == 0 else shape

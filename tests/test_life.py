@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -111,12 +111,14 @@ def test_nothing_of_a_removed_task_is_in_the_file(tmp_path: Path) -> None:
     )
     decision = models.BankDecision(0, "like 'a secret name'", "a secret name")
     models.add_task(store, 9, decision=decision)
-    assert b"a secret name" in data(store) and b"stealthy" in data(store)
+    with artifact.ModelFile(store.save(tmp_path)) as file:
+        text = json.dumps(file.config)
+    assert "a secret name" in text and "stealthy" in text
     store.remove("a secret name")
     path = store.save(tmp_path)
     with artifact.ModelFile(path) as file:
-        records = zlib.decompress(file.section("records")[2:], -15)
-    assert b"accuracy" in records and b"secret" not in records
+        text = json.dumps(file.config)
+    assert "accuracy" in text and "secret" not in text and "stealthy" not in text
     assert b"secret" not in path.read_bytes() and b"stealthy" not in path.read_bytes()
     left = SubnetStore.load(tmp_path).subnet("task 9").decision
     assert left is not None and "removed" in left.reason and left.nearest is None

@@ -28,10 +28,11 @@ from tinysubnets.format.container import (
     ModelFile,
     Sections,
     assemble,
+    check_front,
+    index_of,
     varint_bytes,
 )
 from tinysubnets.format.header import (
-    FEW,
     Manifest,
     TaskEntry,
     absent_of,
@@ -52,7 +53,6 @@ from tinysubnets.format.sections import (
     write_coded_mask,
     write_memory,
     write_own,
-    write_records,
     write_routing,
     write_tensor,
 )
@@ -102,6 +102,7 @@ def encode(store: SubnetStore) -> Encoded:
     """The file of a store, and its ledger to the byte."""
     sections = sections_of(store)
     parts = assemble(config_of(store), sections, len(sections["masks"]))
+    check_front(parts[1])
     return Encoded(parts, _ledger(store, sections, parts))
 
 
@@ -119,9 +120,8 @@ def sections_of(store: SubnetStore) -> Sections:
         parts = (codes, books, write_coded_mask(coded), heads, task_params, memory, routing)
         for kind, data in zip(KINDS, parts, strict=True):
             out[kind].append(data)
-    settings = {k: v for k, v in store.settings.items() if k != "method"}
     constants = b"".join(raw_bytes(t) for t in store.architecture.constants.values())
-    common = (write_records(settings, entries), constants, _write_base(store))
+    common = (constants, _write_base(store))
     return out | {kind: [data] for kind, data in zip(COMMON, common, strict=True)}
 
 
@@ -147,19 +147,24 @@ def base_shapes(
 
 def _ledger(store: SubnetStore, sections: Sections, parts: list[bytes]) -> Ledger:
     sizes = {kind: [len(part) for part in sections[kind]] for kind in sections}
-    return ledger_of_sizes(sizes, len(parts[0]), store.entries(), store.layout)
+    index = index_of(sections, len(sections["masks"]))
+    before = len(parts[0]) + len(parts[1]) - len(index)
+    return ledger_of_sizes(sizes, before, store.entries(), store.layout)
 
 
 def ledger_of_sizes(
     sizes: Mapping[str, Sequence[int]],
-    header: int,
+    before: int,
     subnets: Sequence[Subnet],
     layout: Layout,
     version: int = VERSION,
 ) -> Ledger:
-    """The ledger of a file, to the byte, from the lengths of its header and sections.
+    """The ledger of a file, to the byte, from the lengths of its sections.
 
     Weights without a name count among what belongs to no single task.
+
+    - `sizes`: the bytes of the sections, by kind.
+    - `before`: the bytes before the sections: the header and the config, but not the index.
     """
     scheme = SCHEMES[version]
     index = sum(
@@ -168,7 +173,7 @@ def ledger_of_sizes(
     )
     common = Entry(
         task_params=8 * (sizes["constants"][0] + sum(sizes.get("base", ()))),
-        metadata=8 * (header + index + sizes["records"][0]),
+        metadata=8 * (before + index + sum(sizes.get("records", ()))),
     )
     entries = {}
     for i, subnet in enumerate(subnets):
@@ -195,10 +200,10 @@ def ledger_of_sizes(
 
 
 def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
-    """The head, and the other task-specific parameters behind a long normalization."""
+    """The head, and the other task-specific parameters behind the normalization."""
     architecture = store.architecture
     shapes = architecture.task_param_shapes(len(subnet.classes))
-    absent = {architecture.task_params[part[0]].name for part in absent_of(subnet, architecture)}
+    absent = {architecture.task_params[place].name for place in absent_of(subnet, architecture)}
     of_base = subnet.from_base()
     lacking = of_base if store.base is None else [n for n in of_base if n in architecture.output]
     if lacking or set(subnet.task_params) - set(shapes) or dict(subnet.shapes) != shapes:
@@ -207,10 +212,8 @@ def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
             f"its network has {shapes}."
         )
     head, other = Writer(), Writer()
-    normalization = subnet.normalization
-    if len(normalization.mean) > FEW:
-        other.floats(torch.tensor(normalization.mean), 32)
-        other.floats(torch.tensor(normalization.std), 32)
+    other.floats(torch.tensor(subnet.normalization.mean), 32)
+    other.floats(torch.tensor(subnet.normalization.std), 32)
     for spec in architecture.task_params:
         in_head = spec.name.startswith(f"{architecture.head}.")
         if spec.name in absent:
@@ -244,13 +247,13 @@ class Contents:
 
 def read_contents(file: ModelFile, only: str | None = None) -> Contents:
     """Everything in a file, or only what one task needs."""
-    manifest = manifest_of(file.config, file.file_bytes)
+    manifest = manifest_of(file.config, file.file_bytes, file.text_bytes)
     names = [t.name for t in manifest.tasks if t.name]
     if only is not None and only not in names:
         raise TaskError(unknown("task", only, names))
-    with _at("the records"):
-        data = Reader(file.section("records"), "records")
-        settings, records = read_records(data, len(manifest.tasks))
+    settings, records = dict(manifest.settings), [t.record for t in manifest.tasks]
+    if file.version == 1:
+        settings, records = _first_records(file)
     with _at("the constants"):
         data = Reader(file.section("constants"), "constants")
         constants = {name: read_raw(data, kind, shape) for name, kind, shape in manifest.constants}
@@ -288,12 +291,19 @@ def _read_base(file: ModelFile, manifest: Manifest) -> Base | None:
     return replace(manifest.base, values=values, embedded=True)
 
 
+def _first_records(file: ModelFile) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """The settings, and what is known of each task, from the section that format 1 has for them."""
+    with _at("the records"):
+        return read_records(Reader(file.section("records"), "records"), file.num_tasks)
+
+
 def read_settings(file: ModelFile) -> dict[str, Any]:
     """What the learner recorded in a file: its method and settings."""
-    with _at("the records"):
-        data = Reader(file.section("records"), "records")
-        settings = read_records(data, file.num_tasks)[0]
-    method = file.config.get("method") if file.version > 1 else None
+    if file.version == 1:
+        return _first_records(file)[0]
+    settings, method = file.config.get("settings"), file.config.get("method")
+    if not isinstance(settings, dict):
+        raise DamageError("config: the settings are not a table.")
     return settings if not isinstance(method, str) else {"method": method} | settings
 
 
@@ -351,7 +361,11 @@ class _Walk:
     """The entries of a file read one after the other, as they were learned."""
 
     def __init__(
-        self, file: ModelFile, manifest: Manifest, plan: ReadPlan, records: list[dict[str, Any]]
+        self,
+        file: ModelFile,
+        manifest: Manifest,
+        plan: ReadPlan,
+        records: Sequence[Mapping[str, Any]],
     ) -> None:
         self.file, self.manifest, self.plan, self.records = file, manifest, plan, records
         self.layout = manifest.layout
@@ -501,12 +515,12 @@ class _Walk:
         if entry.channels:
             mean, std = (tuple(other.floats(entry.channels, 32).tolist()) for _ in range(2))
             normalization = normalization_of(mean, std, entry.normalization.trailing)
-        tensors = {}
+        tensors, absent = {}, entry.absent.values
         for name, shape in self._task_param_shapes(entry).items():
-            if name not in entry.absent:
+            if name not in absent:
                 data = head if self.manifest.in_head(name) else other
                 tensors[name] = read_tensor(data, math.prod(shape))
-            elif (value := entry.absent[name]) is not None:
+            elif (value := absent[name]) is not None:
                 tensors[name] = constant(value, math.prod(shape))
         head.done()
         other.done()

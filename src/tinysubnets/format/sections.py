@@ -1,4 +1,4 @@
-"""The sections of a model file, each written and read here: values, masks, task memory, records.
+"""The sections of a model file, each written and read here: values, masks, task memory.
 
 Values. The codes and codebooks of a task's own shared weights are a section each; a task-specific
 parameter has both in one. A form byte says how a list of values is stored: bits 1-5 hold the width
@@ -14,7 +14,7 @@ Memory. What tells a task from later ones.
 
 Routing. Numbers that tell a task's inputs from others without its name, by theirs.
 
-Records. The learner's settings and what is known of each task, as deflated JSON.
+Records. In format 1, the learner's settings and what is known of each task, as deflated JSON.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tinysubnets.coding.bits import MAX_CODE_BITS, RAW_DEFLATE
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.errors import ArtifactError, DamageError
-from tinysubnets.format.container import canonical, parse
+from tinysubnets.format.container import parse
 from tinysubnets.model.mask_references import MAX_MAGNITUDE
-from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodebookTensor, CodedMask, Subnet
+from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodebookTensor, CodedMask
 from tinysubnets.tasks.divergence import InputStatistics
 
 Memory = InputStatistics | Tensor | None
@@ -55,7 +55,7 @@ DTYPES = {  # by their names in the config; a memory section has the place in th
     "i32": torch.int32,
     "i64": torch.int64,
 }
-_RECORD_TYPES: Mapping[str, Any] = {
+RECORD_TYPES: Mapping[str, Any] = {  # what is known of a task beside its tensors
     "accuracy": (int, float),
     "owned": (int, float),
     "reason": str,
@@ -314,7 +314,7 @@ def _read_samples(data: Reader) -> Tensor:
     return read_raw(data, types[number], shape)
 
 
-# Records.
+# Records of format 1.
 
 
 def max_text_bytes(num_tasks: int) -> int:
@@ -322,21 +322,7 @@ def max_text_bytes(num_tasks: int) -> int:
     return (1 << 16) + (num_tasks << 13)
 
 
-def write_records(settings: Mapping[str, Any], subnets: Sequence[Subnet]) -> bytes:
-    """The section: the length of the text, then the text as one raw deflate stream."""
-    numbers = {s.name: s.number for s in subnets if s.name}
-    tasks = [_record(s, numbers) for s in subnets]
-    text = canonical({"settings": settings, "tasks": tasks}).encode()
-    if len(text) > max_text_bytes(len(tasks)):
-        raise ArtifactError(f"settings and reasons take {len(text)} bytes; shorten them.")
-    coder = zlib.compressobj(9, zlib.DEFLATED, RAW_DEFLATE)
-    out = Writer()
-    out.varint(len(text))
-    out.raw(coder.compress(text) + coder.flush())
-    return out.bytes()
-
-
-def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
     """The settings, and one record per task; at most the expected text is decompressed."""
     size = data.varint(max_text_bytes(num_tasks))
     decoder = zlib.decompressobj(RAW_DEFLATE)
@@ -351,26 +337,14 @@ def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[dic
     tasks = value.get("tasks") if isinstance(value, dict) else None
     if not isinstance(settings, dict) or not isinstance(tasks, list):
         raise data.damage("settings and tasks are missing.")
-    if len(tasks) != num_tasks or not all(map(_is_record, tasks)):
+    if len(tasks) != num_tasks or not all(map(is_record, tasks)):
         raise data.damage("not one valid record per task.")
     return settings, tasks
 
 
-def _record(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:
-    record: dict[str, Any] = {}
-    if not math.isnan(subnet.valid_accuracy):
-        record["accuracy"] = subnet.valid_accuracy
-    if not math.isnan(subnet.owned_before_pruning):
-        record["owned"] = subnet.owned_before_pruning
-    if subnet.decision is not None:
-        record["reason"] = subnet.decision.reason
-        if (nearest := subnet.decision.nearest) is not None:
-            record["nearest"] = numbers[nearest]
-    return record
-
-
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
+    """Whether plain data can be what is known of a task: its accuracy, and why its bank is its."""
     return isinstance(value, dict) and all(
-        k in _RECORD_TYPES and isinstance(v, _RECORD_TYPES[k]) and not isinstance(v, bool)
+        k in RECORD_TYPES and isinstance(v, RECORD_TYPES[k]) and not isinstance(v, bool)
         for k, v in value.items()
     )
