@@ -506,6 +506,35 @@ def test_lies_in_the_routing_are_found(number: int, small: Path, tmp_path: Path)
         check(forged(small, change, tmp_path / "model.safetensors"))
 
 
+GRIDS = [
+    ("heads", b"\x40"),
+    ("heads", b"\x40\x0b\x80" + bytes(40)),  # too many bits of mantissa
+    ("heads", b"\x40\x03\x80\xe0" + varint(len(BOMB) + 1) + b"\x01" + BOMB),
+    ("heads", b"\x40\x00\xff\xe0" + varint(31) + b"\0" + b"\xff" * 30),  # beyond float32
+    ("heads", b"\x41\x03\x80\x00" + varint(5) + bytes(50)),  # a head has no reference
+    ("heads", b"\x42\x03\x80\x00" + varint(5) + bytes(50)),
+    ("task_params", b"\x02" + bytes(40)),  # neither together nor each by itself
+    ("task_params", b"\x01\x00" + bytes(44)),  # together, but not on a grid
+    ("task_params", b"\x01\x41\x03\x80\x00" + varint(4) + bytes(4)),  # no reference
+    ("task_params", b"\x01\x40\x03\x80\x00" + varint(4) + bytes(9)),  # bytes left over
+]
+
+
+@pytest.mark.parametrize("number", range(len(GRIDS)))
+@pytest.mark.usefixtures("cheap")
+def test_lies_about_grids_are_found(number: int, small: Path, tmp_path: Path) -> None:
+    kind, data = GRIDS[number]
+    if opened(small)[0]["format"] == 1:
+        pytest.skip("format 1 has no grids")
+
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        normalization = sections[kind][1][:8] if kind == "task_params" else b""
+        sections[kind][1] = normalization + data
+
+    with pytest.raises(DamageError):
+        check(forged(small, change, tmp_path / "model.safetensors"))
+
+
 @pytest.mark.parametrize("number", range(len(SECTIONS)))
 @pytest.mark.usefixtures("cheap")
 def test_lies_in_the_sections_are_found(number: int, small: Path, tmp_path: Path) -> None:

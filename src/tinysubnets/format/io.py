@@ -44,17 +44,18 @@ from tinysubnets.format.sections import (
     MAX_REFERENCE,
     raw_bytes,
     read_coded_mask,
+    read_first_tensors,
     read_memory,
     read_own,
     read_raw,
     read_records,
     read_routing,
-    read_tensor,
+    read_tensors,
     write_coded_mask,
     write_memory,
     write_own,
     write_routing,
-    write_tensor,
+    write_tensors,
 )
 from tinysubnets.model.bank import Bank, Base
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, read_mask
@@ -110,12 +111,16 @@ def sections_of(store: SubnetStore) -> Sections:
     """All sections of a store: one of every kind for each entry, and the common ones."""
     out: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
     entries = store.entries()
+    numbers = {s.number: s.task_params for s in entries if s.name}
     for subnet in entries:
         coded = subnet.coded_mask
         if coded is None:
             raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
         codes, books = write_own(subnet.own)
-        heads, task_params = _task_params(store, subnet) if subnet.name else (b"", b"")
+        heads, task_params = b"", b""
+        if subnet.name:
+            other = None if subnet.reference is None else numbers.get(subnet.reference)
+            heads, task_params = _task_params(store, subnet, other)
         memory, routing = write_memory(subnet.memory), write_routing(subnet.routing)
         parts = (codes, books, write_coded_mask(coded), heads, task_params, memory, routing)
         for kind, data in zip(KINDS, parts, strict=True):
@@ -199,8 +204,13 @@ def ledger_of_sizes(
     )
 
 
-def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
-    """The head, and the other task-specific parameters behind the normalization."""
+def _task_params(
+    store: SubnetStore, subnet: Subnet, reference: Mapping[str, CodebookTensor] | None
+) -> tuple[bytes, bytes]:
+    """The head, and the other task-specific parameters behind the normalization.
+
+    - `reference`: those of the task referred to; None where there is none.
+    """
     architecture = store.architecture
     shapes = architecture.task_param_shapes(len(subnet.classes))
     absent = {architecture.task_params[place].name for place in absent_of(subnet, architecture)}
@@ -214,11 +224,13 @@ def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
     head, other = Writer(), Writer()
     other.floats(torch.tensor(subnet.normalization.mean), 32)
     other.floats(torch.tensor(subnet.normalization.std), 32)
-    for spec in architecture.task_params:
-        in_head = spec.name.startswith(f"{architecture.head}.")
-        if spec.name in absent:
-            continue
-        write_tensor(head if in_head else other, subnet.task_params[spec.name])
+    stored = {
+        s.name: subnet.task_params[s.name] for s in architecture.task_params if s.name not in absent
+    }
+    in_head = {name for name in stored if name.startswith(f"{architecture.head}.")}
+    write_tensors(head, {n: c for n, c in stored.items() if n in in_head}, None)
+    rest = {n: c for n, c in stored.items() if n not in in_head}
+    write_tensors(other, rest, reference)
     return head.bytes(), other.bytes()
 
 
@@ -376,6 +388,8 @@ class _Walk:
         self.subnets: dict[str, Subnet] = {}
         self.nameless: dict[int, Subnet] = {}
         self._names = {t.number: t.name for t in manifest.tasks if t.name}
+        # Task-specific parameters by number, which those of later tasks may be coded against.
+        self._task_params: dict[int, dict[str, CodebookTensor]] = {}
 
     def entry(self, place: int) -> None:
         """Read an entry's mask and own weights; its task-specific parts where it is wanted."""
@@ -395,6 +409,8 @@ class _Walk:
             if entry.name and plan.is_wanted(place):
                 self.subnets[entry.name] = self._subnet(place, coded, packed, own)
             elif plan.is_kept(place):
+                if entry.name:
+                    self._read_task_params(place, entry)
                 self._check_empty(place)
                 self.nameless[entry.number] = self._weights(entry, coded, packed, own)
             if plan.is_kept(place):
@@ -465,7 +481,7 @@ class _Walk:
         self, place: int, coded: CodedMask, packed: np.ndarray, own: tuple[CodebookTensor, ...]
     ) -> Subnet:
         entry, record = self.manifest.tasks[place], self.records[place]
-        normalization, task_params = self._task_params(place, entry)
+        normalization, task_params = self._read_task_params(place, entry)
         data = Reader(self.file.section("memory", place), "memory")
         memory = read_memory(data, place if self.file.version == 1 else None)
         decision = None
@@ -505,9 +521,10 @@ class _Walk:
             raise DamageError(f"the nearest task is {str(nearest)[:80]!r}, which is not there.")
         return self._names[int(nearest)]
 
-    def _task_params(
+    def _read_task_params(
         self, place: int, entry: TaskEntry
     ) -> tuple[Normalization, dict[str, CodebookTensor]]:
+        """A task's normalization and task-specific parameters, which are kept for later tasks."""
         head = Reader(self.file.section("heads", place), "head")
         kind = self.file.scheme.task_params
         other = Reader(self.file.section(kind, place), "task-specific parameters")
@@ -515,15 +532,22 @@ class _Walk:
         if entry.channels:
             mean, std = (tuple(other.floats(entry.channels, 32).tolist()) for _ in range(2))
             normalization = normalization_of(mean, std, entry.normalization.trailing)
-        tensors, absent = {}, entry.absent.values
-        for name, shape in self._task_param_shapes(entry).items():
-            if name not in absent:
-                data = head if self.manifest.in_head(name) else other
-                tensors[name] = read_tensor(data, math.prod(shape))
-            elif (value := absent[name]) is not None:
-                tensors[name] = constant(value, math.prod(shape))
+        absent, in_head = entry.absent.values, self.manifest.in_head
+        shapes = self._task_param_shapes(entry)
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        stored = {name: size for name, size in sizes.items() if name not in absent}
+        found = {n: constant(v, sizes[n]) for n, v in absent.items() if v is not None}
+        of_head = {n: size for n, size in stored.items() if in_head(n)}
+        rest = {n: size for n, size in stored.items() if n not in of_head}
+        if self.file.version == 1:
+            found |= read_first_tensors(head, of_head) | read_first_tensors(other, rest)
+        else:
+            reference = None if entry.reference is None else self._task_params.get(entry.reference)
+            found |= read_tensors(head, of_head, None) | read_tensors(other, rest, reference)
         head.done()
         other.done()
+        tensors = {name: found[name] for name in shapes if name in found}
+        self._task_params[entry.number] = tensors
         return normalization, tensors
 
 
