@@ -83,6 +83,18 @@ def test_a_golden_file_holds_what_a_life_leaves_behind() -> None:
     assert routing and sizes["base"] and config["next"] > len(tasks)
 
 
+def test_golden_files_hold_parameters_on_grids_of_every_kind() -> None:
+    found = set()
+    for name in ("named", "own", "whole"):
+        with ModelFile(GOLDEN / f"format2-{name}.safetensors") as file:
+            for place, task in enumerate(file.config["tasks"]):
+                # Behind the normalization: whether the first kind comes together, and its form.
+                data = file.section("task_params", place)[8 * task.get("channels", 0) :][:2]
+                found.add(tuple(data))
+    assert {(1, 64), (1, 65)} <= found  # together, as they are and as differences
+    assert {(0, 64)} <= found  # each on a grid of its own
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_reader_written_from_the_specification_agrees(name: str) -> None:
     path = GOLDEN / f"{name}.safetensors"

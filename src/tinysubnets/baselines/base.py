@@ -696,6 +696,7 @@ def _recorded_architecture(
     """The network of a saved model: rebuilt by name, or given again and compared with it."""
     if "architecture" in numbers:
         empty = {"format": VERSION, "classes": [], "tasks": [], "block": 1, "next": 0, "banks": 0}
+        empty["settings"] = {}
         size = sum(t.nbytes for t in tensors.values())
         table = empty | {"architecture": numbers["architecture"]}
         manifest = manifest_of(table, file_bytes=size)

@@ -76,7 +76,7 @@ def _ledger(file: ModelFile, contents: Contents) -> Ledger:
     sizes = {kind: [file.size(kind)] for kind in scheme.common}
     sizes |= {kind: [file.size(kind, i) for i in range(count)] for kind in scheme.kinds}
     layout = contents.manifest.layout
-    return ledger_of_sizes(sizes, file.header_bytes, _entries(contents), layout, file.version)
+    return ledger_of_sizes(sizes, file.metadata_bytes, _entries(contents), layout, file.version)
 
 
 def _entries(contents: Contents) -> list[Subnet]:

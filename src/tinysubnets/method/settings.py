@@ -38,8 +38,9 @@ class TSNSettings:
       top: that of the bank's last or most similar task.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread.
     - `codebooks`: one per "layer" or one per "task".
-    - `task_param_bits`, `task_param_tolerance`: how heads, biases and norms are stored; "auto"
-      takes the narrowest form that loses at most that share of validation accuracy.
+    - `task_param_bits`, `task_param_tolerance`: how finely heads, biases and norms are rounded,
+      from 4 to 8 bits, or 16 or 32: see `TaskParamSettings`. "auto" takes the coarsest form that
+      loses at most that share of validation accuracy, or a few samples more with the same loss.
     - `layer_loss_weight`: the weight λ of the layer-wise loss.
     - `isolated`: whether every task gets a bank for itself, not counted by `max_banks`, so that it
       can be removed exactly at any time.
