@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tinysubnets.nn.architecture import Architecture
 
 DEFAULT = "best/permuted-digits"
+FEW_IMAGES = 2000  # training images up to which a small network is chosen
 _PLAIN = ("scenario", "method")
 _TABLES = ("data", "network", "training", "pruning", "routing", "search")
 
@@ -157,6 +158,8 @@ def complete(name: str, values: Mapping[str, Any]) -> Recipe:
 
     given = {k: v for k, v in values.items() if k != "run"}  # a run's config.toml is a recipe too
     _check_keys(given)
+    if given.get("scenario") == "own" and "run" not in values:
+        given = config.merge(fitting_few_samples(), given)
     scenario, method = str(given.get("scenario", "")), str(given.get("method", "tsn"))
     if not scenario:
         raise SettingError(f'{name}: no scenario. Write scenario = "…" or tables [tasks.NAME].')
@@ -173,6 +176,13 @@ def complete(name: str, values: Mapping[str, Any]) -> Recipe:
         config.to_dict(config.build(PruningSettings, given.get("pruning"), "pruning")),
         config.to_dict(config.build(RoutingSettings, given.get("routing"), "routing")),
     )
+
+
+def fitting_few_samples() -> dict[str, Any]:
+    """Settings that fit tasks of few samples and change nothing for others; for one's own data."""
+    from tinysubnets.tasks.task import FEW_VALID
+
+    return {"training": {"kept_epoch": "auto"}, "pruning": {"min_valid": FEW_VALID}}
 
 
 def _check_keys(given: Mapping[str, Any]) -> None:
@@ -279,7 +289,10 @@ class Plan:
 
 
 def build_architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Architecture:
-    """The recipe's network; "auto" chooses one for the shape of the inputs."""
+    """The recipe's network; "auto" chooses one for the inputs.
+
+    - `shape`: that of all training inputs of the first task: how many, and what each looks like.
+    """
     import torch
 
     from tinysubnets import networks
@@ -300,6 +313,11 @@ def build_architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Arc
 def _network_for(shape: tuple[int, ...], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A network for inputs of that shape: convolutions for images, else fully connected."""
     if len(shape) == 4 and shape[2] == shape[3] >= 18:
+        if shape[0] < FEW_IMAGES:
+            # Pooled down to 4 to 7 pixels, whatever the size: the weights do not grow with it.
+            convolutions = (shape[2] // 4).bit_length() - 1
+            small = {"in_channels": shape[1], "image_size": shape[2], "convolutions": convolutions}
+            return "small-cnn", small | given
         return "alexnet", {"in_channels": shape[1], "image_size": shape[2], "hidden": 512} | given
     features = 1
     for size in shape[1:]:

@@ -232,7 +232,7 @@ def untested(recipe: Recipe, seed: int, data: str | None) -> scenarios.Scenario:
 
 def _learner(plan: SearchPlan, recipe: Recipe, seed: int, first: Task) -> Learner:
     """A new learner, as a run of the recipe would begin with."""
-    shape = tuple(first.valid.inputs(slice(0, 1)).shape)
+    shape = (len(first.train), *first.valid.inputs(slice(0, 1)).shape[1:])
     architecture = build_architecture(recipe, shape, seed)
     is_small = architecture.num_shared < SMALL_NETWORK
     own = 1 if is_small else max(1, _NUM_THREADS // plan.jobs)

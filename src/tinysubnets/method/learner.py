@@ -178,7 +178,8 @@ class TinySubNets(MaskedLearner):
             bits, own = trained.choose_bits(settings.first_bits, settings.tolerance)
         else:
             bits, own = int(settings.bits), trained.encode(trained.mask, int(settings.bits))
-        if not settings.post_pruning:
+        num_valid = len(trained.training.valid)
+        if not settings.post_pruning or num_valid < self.pruning.min_valid:
             return Compressed(trained.mask, bits, own)
         begin = time.perf_counter()
         # Only bytes depend on other masks, and to bring them here takes time.

@@ -17,7 +17,7 @@ from tinysubnets.errors import ArchitectureError, SettingError, TaskError, TinyS
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.loader import DeviceLoader
-from tinysubnets.tasks.task import Task
+from tinysubnets.tasks.task import FEW_VALID, Task
 from tinysubnets.training import distributed
 from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
 from tinysubnets.training.evaluate import (
@@ -340,9 +340,10 @@ class Training:
         progress, result = self.progress, self.validate()
         progress.epoch += 1
         best = EvalResult(progress.best_accuracy, progress.best_loss)
-        rank, top = ((r.ranked_accuracy, -r.loss) for r in (result, best))
         settled = self.unwrapped.settled
-        is_best = not self.best or (settled, *rank) > (progress.settled, *top)
+        rank, top = (settled, *self._rank(result)), (progress.settled, *self._rank(best))
+        is_last = self._keeps_last and settled >= progress.settled
+        is_best = not self.best or is_last or rank > top
         if is_best:
             progress.settled = settled
             self.best = {n: t.detach().clone() for n, t in self.unwrapped.state_dict().items()}
@@ -362,6 +363,19 @@ class Training:
             seconds,
             is_best,
         )
+
+    @property
+    def _keeps_last(self) -> bool:
+        """Whether the last epoch is kept, however it does on validation data."""
+        is_unsure = self.settings.kept_epoch == "auto" and len(self.valid) < FEW_VALID
+        return is_unsure or self.settings.kept_epoch == "last"
+
+    def _rank(self, result: EvalResult) -> tuple[float, float]:
+        """What epochs are ordered by, the best one highest."""
+        if self.settings.kept_epoch == "loss":
+            loss = result.loss if math.isfinite(result.loss) else math.inf
+            return -loss, result.ranked_accuracy
+        return result.ranked_accuracy, -result.loss
 
     def _watch_plateau(self, loss: float) -> None:
         progress = self.progress
