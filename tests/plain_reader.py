@@ -144,7 +144,8 @@ def read_base(config: dict[str, Any], sections: Any) -> dict[str, np.ndarray]:
     assert not data.data
     sha = sha256()
     for name, values in sorted(out.items()):
-        sha.update(name.encode() + values.tobytes())
+        shape = ",".join(map(str, values.shape))
+        sha.update(f"{name}\0float32\0{shape}\0".encode() + values.tobytes())
     assert sha.hexdigest() == config["base"]["sha256"]
     return out
 
@@ -166,6 +167,8 @@ def private(
             continue
         data = head if name.startswith(config["architecture"]["head"] + ".") else other
         out[name] = read_values(data, read_form(data), math.prod(shape)).reshape(shape)
+        if task.get("adds") and name in base:
+            out[name] = base[name] + out[name]
     assert not head.data and not other.data
     return out
 

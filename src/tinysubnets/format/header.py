@@ -61,6 +61,7 @@ class TaskEntry:
     isolated: bool = False
     preprocessing: Mapping[str, Any] | None = None
     reference: int | None = None
+    adds_to_base: bool = False
     absent: Mapping[str, float | None] = field(default_factory=dict)
 
 
@@ -195,7 +196,8 @@ def _check_tasks(manifest: Manifest, version: int) -> None:
             alone[task.bank] = task.isolated
         if task.reference is None and task.bank == NO_BANK:
             raise DamageError(f"{where} has neither a bank nor a reference.")
-        if (task.reference == BASE or None in task.absent.values()) and manifest.base is None:
+        refers = task.reference == BASE or task.adds_to_base or None in task.absent.values()
+        if refers and manifest.base is None:
             raise DamageError(f"{where} refers to a base, and there is none.")
         if task.reference not in (None, BASE):
             other = earlier.get(int(task.reference or 0))
@@ -254,9 +256,10 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     mean, std = (_float32s(entry.get(k, []), f"{where}, {k}") for k in ("mean", "std"))
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
-    isolated = False if first else entry.get("isolated", False)
-    if not isinstance(isolated, bool):
-        raise DamageError(f"config: {where}, isolated is {str(isolated)[:80]!r}.")
+    isolated, adds = (False if first else entry.get(key, False) for key in ("isolated", "adds"))
+    if not isinstance(isolated, bool) or not isinstance(adds, bool):
+        wrong = f"isolated is {isolated!r}, adds is {adds!r}"
+        raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
     return TaskEntry(
         name=_string(entry.get("name"), f"{where}, name"),
         classes=_of(lists.classes, entry.get("classes"), f"{where}, classes"),
@@ -266,6 +269,7 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         if entry.get("inputs") is not None
         else None,
         isolated=isolated,
+        adds_to_base=adds,
         preprocessing=None
         if first or "preprocessing" not in entry
         else _of(lists.preprocessing, entry["preprocessing"], f"{where}, preprocessing"),
@@ -517,6 +521,8 @@ def _task_entry(subnet: Subnet, store: SubnetStore) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": subnet.name}
     if subnet.isolated:
         entry["isolated"] = True
+    if subnet.adds_to_base:
+        entry["adds"] = True
     absent = absent_of(subnet, store.architecture)
     if absent:
         entry["absent"] = absent

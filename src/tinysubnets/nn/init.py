@@ -101,8 +101,9 @@ def initial_task_params(
     out = {}
     for spec in architecture.task_params:
         name, shape = spec.name, shapes[spec.name]
-        if pretrained is not None and tuple(pretrained[name].shape) == shape:
-            out[name] = pretrained[name].detach().float().cpu().clone()
+        given = None if pretrained is None else pretrained.get(name)
+        if given is not None and tuple(given.shape) == shape:
+            out[name] = given.detach().float().cpu().clone()
         elif name in architecture.running_stats:
             out[name] = torch.full(shape, 1.0 if name.endswith("running_var") else 0.0)
         elif len(shape) < 2:
@@ -143,7 +144,18 @@ def scores_from_mask(scores: Tensor, mask: Tensor, layout: Layout) -> Tensor:
 
 
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of names and float32 values: by it pretrained weights are known again."""
+    """The SHA-256 of names, types, shapes and values: by it pretrained weights are known again."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        sha.update(f"{name}\0{kind}\0{','.join(map(str, tensor.shape))}\0".encode())
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        sha.update(raw.numpy().tobytes())
+    return sha.hexdigest()
+
+
+def old_weights_hash(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of names and float32 values, by which earlier versions knew weights again."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(name.encode())
