@@ -68,7 +68,7 @@ class RungReport:
     - `file_bytes`: what the task would add to the file.
     - `gain`, `extra_bytes`: points of validation accuracy more, and bytes more.
     - `taken`: whether the gain is worth the bytes, so that the rung was climbed.
-    - `epochs`, `seconds`: what its training took.
+    - `epochs`, `best_epoch`, `seconds`: what its training took, and the epoch that was taken.
     """
 
     name: str
@@ -78,6 +78,7 @@ class RungReport:
     extra_bytes: int
     taken: bool
     epochs: int
+    best_epoch: int
     seconds: float
 
 
@@ -228,6 +229,21 @@ class MaskedCore:
         number, seed = self.store.next_number, self.settings.seed
         return Training(module, task, settings, seed=seed, number=number, device=self.device)
 
+    def entry_numbers(self) -> list[int]:
+        """The numbers of all entries of the store, by which it is seen to be the same."""
+        return [s.number for s in self.store.entries()]
+
+    def check_entries(self, numbers: list[int], task: Task) -> None:
+        """Refuse to keep a task where others were learned or removed since it began.
+
+        - `numbers`: those of the store's entries when it began.
+        """
+        if self.entry_numbers() != numbers:
+            raise TaskError(
+                f"the store has changed since training on {task.name!r} began, and with it what "
+                "the task started from; begin it again."
+            )
+
     def warn_full(self, bank: int) -> None:
         """Tell once that a bank has no free weights left."""
         if not self._has_warned:
@@ -278,7 +294,7 @@ class SubnetTrainer:
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
-        self._entries = [s.number for s in core.store.entries()]
+        self._entries = core.entry_numbers()
         core.check_network(module, task)
         self.training = core.train(module, data or task, training or core.training)
 
@@ -303,16 +319,8 @@ class SubnetTrainer:
             return self._finish()
 
     def _finish(self) -> SubnetReport:
-        self.check_store()
+        self.core.check_entries(self._entries, self.task)
         return self.keep(*self.candidate())
-
-    def check_store(self) -> None:
-        """Refuse to go on where other tasks were learned or removed meanwhile."""
-        if [s.number for s in self.core.store.entries()] != self._entries:
-            raise TaskError(
-                f"the store has changed since training on {self.task.name!r} began, and with it "
-                "what the task started from; begin it again."
-            )
 
     def candidate(self) -> tuple[Subnet, float]:
         """The best epoch, compressed: what the store would keep, and what post-pruning took."""

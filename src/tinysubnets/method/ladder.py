@@ -91,7 +91,7 @@ class LadderTrainer:
         self.price, self.reports = price, reports
         self.results: list[RungReport] = []
         self.climbed: Climbed | None = None
-        self._first_bytes = _file_bytes(core.store)
+        self._entries, self._first_bytes = core.entry_numbers(), _file_bytes(core.store)
         self._place: int | None = None
         self._current: SubnetTrainer | None = None
         self._begin(0)
@@ -145,16 +145,22 @@ class LadderTrainer:
                 self._settle()
                 self._place = self._current = None
             assert self.climbed is not None
-            trainer = self.climbed.trainer
-            trainer.check_store()
-            seconds = sum(r.seconds for r in self.results)
-            report = trainer.keep(self.climbed.subnet, 0.0)
-            report = replace(report, training_seconds=seconds, rungs=tuple(self.results))
+            self.core.check_entries(self._entries, self.task)
+            report = self.climbed.trainer.keep(self.climbed.subnet, 0.0)
+            place = max(i for i, r in enumerate(self.results) if r.taken)
+            before = sum(r.epochs for r in self.results[:place])
+            report = replace(
+                report,
+                best_epoch=before + self.results[place].best_epoch,
+                training_seconds=sum(r.seconds for r in self.results),
+                rungs=tuple(self.results),
+            )
             self.reports[self.task.name] = report
             return report
 
     def _begin(self, place: int) -> None:
         """Set up a rung from where the task stands."""
+        self.core.check_entries(self._entries, self.task)
         rung, before = self.rungs[place], self.climbed
         has_norms = rung.has_norms or (before is not None and before.has_norms)
         module = None if before is None else before.module
@@ -207,6 +213,7 @@ class LadderTrainer:
             extra_bytes=extra,
             taken=before is None or (subnet is not None and pays),
             epochs=progress.epoch,
+            best_epoch=progress.best_epoch,
             seconds=progress.seconds,
         )
 
@@ -250,7 +257,6 @@ class LadderTrainer:
         trainer = self.make(self.rungs[place], has_norms, None)
         trainer.module.load_state_dict(state)
         result = next(r for r in reversed(self.results) if r.taken)
-        trainer.training.progress.epoch = result.epochs
         subnet, _ = trainer.candidate()
         reason = f"{trainer.decision.reason}; {told(self.results)}"
         subnet = replace(subnet, decision=replace(trainer.decision, reason=reason))
@@ -260,7 +266,7 @@ class LadderTrainer:
 def told(results: list[RungReport]) -> str:
     """What each rung gave, in a few words.
 
-    >>> told([RungReport("head", 0.9, 5000, 90.0, 5000, True, 2, 1.0)])
+    >>> told([RungReport("head", 0.9, 5000, 90.0, 5000, True, 2, 2, 1.0)])
     'head 90.0 %'
     """
     first = results[0]

@@ -39,10 +39,11 @@ def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
             out.append(Rung(name, float(name.removesuffix("%")) / 100))
         except ValueError:
             out.append(Rung(name, -1.0))
-    order = [r.density if r.name != "norms" else 1e-12 for r in out]
-    rising = all(a < b for a, b in pairwise(order))
-    fine = bool(out) and rising and order[0] >= 0 and order[-1] <= 1
-    fine = fine and all(n in ("head", "norms") or n.endswith("%") for n in names)
+    free = {"head": -2.0, "norms": -1.0}  # dearer than nothing, cheaper than any difference
+    order = [free.get(r.name, r.density) for r in out]
+    shares = [r for r in out if r.name not in free]
+    fine = bool(out) and all(a < b for a, b in pairwise(order))
+    fine = fine and all(r.name.endswith("%") and 0 < r.density <= 1 for r in shares)
     allowed = '"head", "norms" and shares such as "0.5%", each dearer than the last'
     _require(fine, "rungs", list(names), allowed)
     return tuple(out)

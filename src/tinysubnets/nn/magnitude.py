@@ -187,6 +187,8 @@ class MagnitudeModule(TaskModule):
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:
         """The weights [N] of the task as it is evaluated."""
+        if self.pruning.density == 0 and mask is None:
+            return self.reference
         return self.compose(self.mask() if mask is None else mask, self.own_values())
 
     def compose(self, mask: Tensor, own: Tensor) -> Tensor:
