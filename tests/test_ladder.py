@@ -106,7 +106,7 @@ def test_a_ladder_goes_on_from_its_state_in_the_middle_of_any_rung(number: int) 
 
     expected, told_of = run(None)
     assert sum(r[3] for r in told_of[0]) > 1  # several rungs were climbed
-    for stop in range(1, told_of[1] + 1):
+    for stop in {1, 3, told_of[1] - 1, told_of[1]}:
         assert run(stop) == (expected, told_of)
 
 

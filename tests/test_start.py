@@ -229,3 +229,17 @@ def test_going_on_with_other_blocks_is_refused() -> None:
     learn = learner(block=8)
     with pytest.raises(SettingError, match="block=8"):
         TinySubNets(learn.architecture, store=learn.store)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_the_first_mask_is_the_best_of_a_pretrained_network(block: int) -> None:
+    net = mlp()
+    with torch.no_grad():
+        net.get_submodule("0").weight[0] = 0.0
+    module = learner(net, init="pretrained", density=0.3, block=block).begin(task("a")).module
+    layout, mask = module.layout, module.mask()
+    size = layout.sum(module.free.detach().abs()) / layout.block_sizes
+    for (i, j), keep in zip(layout.block_segments, layout.keep(0.3), strict=True):
+        assert size[i:j][mask[i:j]].min() >= size[i:j][~mask[i:j]].max()
+        assert int(mask[i:j].sum()) == keep
+    assert (module.scores > 0).all()  # 0 has no gradient

@@ -399,6 +399,7 @@ def _train(learner: Learner, task: Task, isolated: bool) -> None:
     while not trainer.finished:
         report = trainer.epoch()
         text = (
+            f"{report.stage + '  ' if report.stage else ''}"
             f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
             f"valid {100 * report.valid_accuracy:.2f} %"
         )

@@ -16,6 +16,7 @@ from tinysubnets.experiments.tables import text_table
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.core import SubnetReport
 from tinysubnets.method.progress import duration
+from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.text import for_terminal
 from tinysubnets.training.loop import EpochReport
 
@@ -23,26 +24,40 @@ MAX_MATRIX = 10  # tasks of which the whole accuracy matrix is shown
 
 
 class Clock:
-    """How long a run will still take, from the epochs it has done."""
+    """How long a run will still take, from the epochs it has done.
+
+    Where tasks climb ladders nobody knows how many epochs are left: then from the tasks it learned.
+    """
 
     def __init__(self) -> None:
-        self.begin = time.monotonic()
+        self.begin = self.last_learned = time.monotonic()
         self.total = self.done = self.first = 0
+        self.num_learned = self.num_left = 0  # tasks
+        self.climbs = False
 
     def see(self, event: Event) -> None:
         """Take note of an event."""
         if isinstance(event, TaskBegun):
             if self.total == 0:
                 self.first = event.index * event.epochs + event.first_epoch
-                self.begin = time.monotonic()
+                self.begin = self.last_learned = time.monotonic()
             self.total = event.num_tasks * event.epochs
             self.done = event.index * event.epochs + event.first_epoch
+            self.num_left = event.num_tasks - event.index
         elif isinstance(event, EpochReport):
-            self.done += 1
+            self.climbs = self.climbs or bool(event.stage)
+            self.done = min(self.done + 1, self.total)
+        elif isinstance(event, TaskLearned):
+            self.num_learned, self.last_learned = self.num_learned + 1, time.monotonic()
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate, None before the first epoch."""
+        """An estimate, None before the first epoch, or the first task."""
+        if self.climbs:
+            if not self.num_learned:
+                return None
+            each = (self.last_learned - self.begin) / self.num_learned
+            return max(0.0, each * self.num_left - (time.monotonic() - self.last_learned))
         fresh = self.done - self.first
         if fresh <= 0:
             return None
@@ -135,6 +150,7 @@ def describe_epoch(report: EpochReport, clock: Clock) -> str:
     """An epoch in one line."""
     left = clock.seconds_left
     return (
+        f"{report.stage + '  ' if report.stage else ''}"
         f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
         f"valid {100 * report.valid_accuracy:.2f} %"
         + ("" if left is None else f"  {duration(left)} left")
@@ -146,7 +162,12 @@ def describe_task(event: TaskLearned) -> str:
     report, accuracy = event.report, event.row[event.index]
     parts = ["accuracy not measured" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"]
     if isinstance(report, SubnetReport):
-        parts.append(f"bank {report.bank}, {report.bits} bits, density {report.density:.3f}")
+        kept = f"{report.bits} bits, density {report.density:.3f}"
+        if report.rungs:
+            kept = f"{[r.name for r in report.rungs if r.taken][-1]}, density {report.density:.4f}"
+        elif report.bank != NO_BANK:
+            kept = f"bank {report.bank}, {kept}"
+        parts.append(kept)
     parts.append(f"{report.training_seconds:.1f} s")
     name = for_terminal(report.name)
     return f"learned {event.index + 1}/{event.num_tasks} {name}: {'; '.join(parts)}"
@@ -208,7 +229,8 @@ def _banks(decisions: Mapping[str, Mapping[str, Any]]) -> str:
     ):
         names = [name for name, _ in found]
         who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        lines.append(for_terminal(f"  {who}: bank {bank} ({reason})"))
+        where = reason if bank == NO_BANK else f"bank {bank} ({reason})"
+        lines.append(for_terminal(f"  {who}: {where}"))
     return "\n".join(lines)
 
 

@@ -64,7 +64,8 @@ class RungReport:
     """What one rung of a ladder gave, beside the last one that was climbed.
 
     - `name`: as in the setting `rungs`.
-    - `valid_accuracy`: of the task as it would be kept with this rung; NaN where it diverged.
+    - `valid_accuracy`: of the task as it would be kept with this rung; 0 where its logits would
+      not be finite.
     - `file_bytes`: what the task would add to the file.
     - `gain`, `extra_bytes`: points of validation accuracy more, and bytes more.
     - `taken`: whether the gain is worth the bytes, so that the rung was climbed.

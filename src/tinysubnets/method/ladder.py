@@ -9,7 +9,6 @@ beginning with what the last one that was climbed has learned.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -196,7 +195,7 @@ class LadderTrainer:
 
     def _result(self, rung: Rung, trainer: SubnetTrainer, subnet: Subnet | None) -> RungReport:
         progress, before = trainer.training.progress, self.climbed
-        accuracy, size = math.nan, 0
+        accuracy, size = 0.0, 0 if before is None else before.file_bytes
         if subnet is not None:
             accuracy = subnet.valid_accuracy
             size = _file_bytes(self.core.store, subnet) - self._first_bytes
@@ -272,9 +271,6 @@ def told(results: list[RungReport]) -> str:
     first = results[0]
     words = [f"{first.name} {100 * first.valid_accuracy:.1f} %"]
     for result in results[1:]:
-        if math.isnan(result.valid_accuracy):
-            words.append(f"{result.name} without finite logits, no")
-            continue
         mark = "" if result.taken else ", no"
         words.append(
             f"{result.name} {result.gain:+.1f} for {result.extra_bytes / 1000:.1f} kB{mark}"

@@ -81,7 +81,8 @@ class TSNSettings:
     - `post_pruning`: whether Algorithm 2 runs after training.
     - `score_init`: mask scores start "random", or with the "previous_mask" on top: that of the
       bank's last or most similar task, as `previous_mask_of` says.
-    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread. With
+      "pretrained" they are the network's own, and mask scores start from their magnitudes.
     - `codebooks`: one per "layer" or one per "task".
     - `task_param_bits`: how heads, biases and norms are stored; "auto" takes the narrowest form
       that loses at most `task_param_tolerance` of validation accuracy.

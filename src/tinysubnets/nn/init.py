@@ -55,12 +55,26 @@ def initial_state(
     num_classes: int,
     pretrained: Mapping[str, Tensor] | None = None,
 ) -> InitialState:
-    """Fresh scores, free values and task-specific parameters; `pretrained` ones where given."""
-    free = initial_values(architecture, init_key, "free")
-    if pretrained is not None:
-        free = torch.cat([pretrained[s.name].flatten().float().cpu() for s in architecture.shared])
+    """Fresh scores, free values and task-specific parameters.
+
+    - `pretrained`: where given, free values and parameters are these, and scores their magnitudes,
+      so that the first mask is the best of the pretrained network, not a random one.
+    """
     task_params = initial_task_params(architecture, init_key, num_classes, pretrained)
-    return InitialState(initial_scores(architecture, layout, init_key), free, task_params)
+    if pretrained is None:
+        free = initial_values(architecture, init_key, "free")
+        return InitialState(initial_scores(architecture, layout, init_key), free, task_params)
+    free = torch.cat([pretrained[s.name].flatten().float().cpu() for s in architecture.shared])
+    return InitialState(magnitude_scores(layout, free), free, task_params)
+
+
+def magnitude_scores(layout: Layout, values: Tensor) -> Tensor:
+    """One score per mask block [blocks]: the mean magnitude of its values [N], and never 0.
+
+    A score of 0 has no sign, and so no gradient: it would stay 0 for ever.
+    """
+    means = layout.sum(values.abs()) / layout.block_sizes
+    return means.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def bound_of(shape: tuple[int, ...], scale: Scale) -> float:
