@@ -55,6 +55,11 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--method", help="the method, see tsn list (default: the recipe's)")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--out", metavar="DIR", help="the run folder (default: below runs/)")
+    run.add_argument(
+        "--embed-base",
+        action="store_true",
+        help="put the weights of a frozen base into the model, so that it can be used without them",
+    )
     add_run_options(run)
     _add_processes(run)
     add_output_options(run)
@@ -143,7 +148,10 @@ def _begin(options: argparse.Namespace) -> int:
     from tinysubnets.experiments.run import Experiment
     from tinysubnets.experiments.run_dir import RunDir
 
-    chosen = recipe.load(options.recipe, method=options.method, assignments=options.assignments)
+    assignments = [*options.assignments]
+    if options.embed_base:
+        assignments.append("network.embed_base=true")
+    chosen = recipe.load(options.recipe, method=options.method, assignments=assignments)
     root = hub.data_root(options.data)
     data = None if root is None else str(root.resolve())  # where a resumed run looks, too
     plan = Plan(

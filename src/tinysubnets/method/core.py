@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tinysubnets import config
 from tinysubnets.errors import (
+    ArchitectureError,
     CapacityWarning,
     FormatError,
     MismatchError,
@@ -217,13 +218,26 @@ class MaskedCore:
 
     def check_network(self, module: TaskModule, task: Task) -> None:
         """Fail now, with an explanation, if the network cannot take this task's inputs."""
-        batch = min(2, len(task.train), self.training.batch_size)
-        raw = task.train.inputs(torch.arange(batch))
         weights = module.free.detach()
         if isinstance(module, MagnitudeModule):
             weights = weights + module.reference  # as a difference it starts from nothing
-        tensors = {n: t.detach() for n, t in module.tensors(weights).items()}
-        self.architecture.check(tensors, task.normalization(raw), task.num_classes)
+        self.check_tensors({n: t.detach() for n, t in module.tensors(weights).items()}, task)
+
+    def check_tensors(self, tensors: Mapping[str, Tensor], task: Task) -> None:
+        """The same with all tensors of the network by name, on the CPU."""
+        batch = min(2, len(task.train), self.training.batch_size)
+        raw = task.train.inputs(torch.arange(batch))
+        try:
+            self.architecture.check(tensors, task.normalization(raw), task.num_classes)
+        except ArchitectureError as error:
+            expected, shape = self.architecture.expected_inputs, tuple(raw.shape[1:])
+            if expected is None or shape == (expected.channels, expected.size, expected.size):
+                raise
+            raise ArchitectureError(
+                f"{error} The network was trained on {expected}, {expected.mode}, and the task's "
+                f"are {shape}; bring them to that size: Task.from_folder(…, size=…), "
+                "data.image_size in a recipe, --size on the command line."
+            ) from error
 
     def train(self, module: TaskModule, task: Task, settings: TrainingSettings) -> Training:
         """The training of the next task's module."""

@@ -141,6 +141,7 @@ class Difference:
             return None
         architecture, device = learner.architecture, learner.device
         tensors = architecture.split(self.weights) | start.task_params | architecture.constants
+        learner.core.check_tensors(tensors, self.task)
         on_device = {n: t.to(device) for n, t in tensors.items()}
         return feature_task(architecture, on_device, self.task, device)
 

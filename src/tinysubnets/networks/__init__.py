@@ -25,13 +25,10 @@ from tinysubnets.errors import SettingError, TinySubNetsError, unknown
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tinysubnets.networks.libraries import ExpectedInputs
-
 __all__ = [
     "build",
     "defaults",
     "describe",
-    "expected_inputs",
     "is_name",
     "names",
     "pretrained",
@@ -134,13 +131,6 @@ def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
     from tinysubnets.networks import libraries
 
     return libraries.read_weights(file)
-
-
-def expected_inputs(network: nn.Module) -> ExpectedInputs | None:
-    """The images that a pretrained network was trained on, where it says so."""
-    from tinysubnets.networks import libraries
-
-    return libraries.expected_inputs(network)
 
 
 def build(name: str, **settings: Any) -> nn.Module:

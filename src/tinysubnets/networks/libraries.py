@@ -1,4 +1,4 @@
-"""Networks of other libraries by name, files of weights, and what a network says of its inputs.
+"""Networks of other libraries by name, and files of weights.
 
 timm and torchvision are extras: they are imported only when a network of theirs is asked for.
 """
@@ -9,7 +9,6 @@ import importlib
 import os
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets.errors import SettingError, unknown
-from tinysubnets.tasks.normalization import Normalization
 
 NESTED = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put weights
-# What a network may say of its inputs, as timm does: {"input_size": (3, 224, 224), "mean": …}.
-CONFIGS = ("data_config", "pretrained_cfg", "default_cfg")
 
 
 def is_library(name: str) -> bool:
@@ -145,53 +141,3 @@ def fill_(network: nn.Module, file: str | os.PathLike[str]) -> None:
         )
     fitting = {n: t for n, t in tensors.items() if n not in widths}
     network.load_state_dict(fitting, strict=False)
-
-
-# Inputs.
-
-
-@dataclass(frozen=True)
-class ExpectedInputs:
-    """The images that a network was trained on.
-
-    - `channels`, `size`: how many channels, and the side in pixels.
-    - `mean`, `std`: of each channel, of pixels as fractions of 1.
-    """
-
-    channels: int
-    size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @property
-    def mode(self) -> str:
-        """The mode of such images in Pillow: RGB, or L for gray ones."""
-        return "L" if self.channels == 1 else "RGB"
-
-    @property
-    def normalization(self) -> Normalization:
-        """What the network expects to be done to raw pixels, 0 to 255."""
-        mean, std = (tuple(255.0 * v for v in part) for part in (self.mean, self.std))
-        return Normalization(mean, std, trailing=2)
-
-
-def expected_inputs(network: nn.Module) -> ExpectedInputs | None:
-    """What a network says of its inputs in one of `CONFIGS`; None where it says nothing."""
-    for name in CONFIGS:
-        table = getattr(network, name, None)
-        table = table if isinstance(table, Mapping) else getattr(table, "__dict__", {})
-        size, mean, std = (table.get(key) for key in ("input_size", "mean", "std"))
-        if size is not None and mean is not None and std is not None:
-            try:
-                channels, height, _ = (int(v) for v in size)
-                means, stds = (tuple(float(v) for v in part) for part in (mean, std))
-                fits = len(means) == len(stds) == channels and height > 0 and min(stds) > 0
-            except (TypeError, ValueError):
-                fits = False
-            if not fits:
-                raise SettingError(
-                    f"the network's {name} has input_size {size!r}, mean {mean!r} and std {std!r}; "
-                    "(channels, height, width) and a mean and deviation per channel are needed."
-                )
-            return ExpectedInputs(channels, height, means, stds)
-    return None

@@ -23,6 +23,7 @@ from torch.nn.utils.parametrizations import _WeightNorm
 from tinysubnets import seeds
 from tinysubnets.errors import ArchitectureError
 from tinysubnets.nn.trial import Trial, check_head, check_network, find_head
+from tinysubnets.tasks.expected import expected_inputs
 
 Rule = Callable[[str, Tensor], bool]
 
@@ -57,6 +58,8 @@ class Architecture:
       it, and a model file names it instead of holding it. The weights are taken when a learner is
       made.
 
+    `expected_inputs` are the images that a pretrained network says it was trained on.
+
         >>> net = nn.Sequential()
         >>> _ = net.append(nn.Linear(4, 3)), net.add_module("fc", nn.Linear(3, 2))
         >>> [s.name for s in Architecture(net).shared]
@@ -80,7 +83,7 @@ class Architecture:
         head = find_head(net) if head is None else head
         self.head, self.rebuild = head, None if rebuild is None else dict(rebuild)
         self.base, self.name = base, type(net).__name__
-        self.source = _source_of(net)
+        self.source, self.expected_inputs = _source_of(net), expected_inputs(net)
         check_head(net, head)
         check_network(net)
         self.aliases = _aliases(net)
