@@ -1,25 +1,33 @@
 # make demo   learn five tasks with one small network, about a minute
 # make test   lint, types and all tests
-# make quick  the tests without the slow ones
+# make quick  the tests without the slow ones, about a minute
 # make bench  speed as ratios against plain training, on whatever device there is
 # make fuzz   mutated model files for SECONDS=60, from SEED=0 on
 # make docs   the documentation site, in site/
+#
+# Each sets up .venv first and shows what it fetches. TORCH=cpu takes PyTorch's build without CUDA
+# (https://download.pytorch.org/whl/cpu); `make demo` uses a torch that PYTHON has already.
+# System packages are never installed unasked.
 
 PYTHON ?= python3
+TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet install -c constraints.txt
+SET_UP = $(PYTHON) scripts/set_up.py --venv $(VENV) --torch "$(TORCH)"
+# Tests start many processes, which find everything compiled.
+COMPILED := PYTHONDONTWRITEBYTECODE=
 
 .PHONY: demo test quick check bench fuzz docs clean
 
 demo: $(VENV)/.core
-	$(BIN)/tsn run --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/tsn demo
 
 test: check
-	$(BIN)/pytest
+	scripts/install_chromium.sh
+	$(COMPILED) $(BIN)/pytest
 
 quick: $(VENV)/.dev
-	$(BIN)/pytest -m "not slow"
+	$(COMPILED) $(BIN)/pytest -m "not slow"
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks scripts
@@ -36,20 +44,16 @@ fuzz: $(VENV)/.dev
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
-
-$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e ".[report]"
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(SET_UP) report --with pillow --take-torch
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e ".[all,dev]"
-	if [ -x scripts/install_chromium.sh ]; then scripts/install_chromium.sh; fi
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(SET_UP) all,dev
 	touch $@ $(VENV)/.core
 
 $(VENV)/.docs: $(VENV)/.dev
-	$(PIP) -e ".[docs]"
+	$(SET_UP) all,dev,docs
 	touch $@
 
 clean:

@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import codebooks, many_tasks, parallel, pruning, runs, steps
+from benchmarks import codebooks, many_tasks, parallel, pruning, runs, serving, steps
 
 Row = dict[str, Any]
 
@@ -66,6 +66,7 @@ def _all(device: torch.device, quick: bool, data: str | None) -> dict[str, Any]:
     if not gpu:
         table["pruning few images"] = lambda: pruning.few_images(data, count(1, 3))
         table["side by side"] = runs.side_by_side
+        table["serving"] = lambda: serving.requests_per_second(count(0.5, 3.0))
         for network, batch, num in (("mlp", 256, count(20, 100)), ("alexnet", 128, count(2, 4))):
             table[f"processes {network}"] = partial(parallel.processes, network, batch, num)
     if gpu:

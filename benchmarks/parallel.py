@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -92,7 +91,8 @@ def _measure(network: str, batch: int, steps: int, rounds: int) -> dict[str, Any
             begin = time.perf_counter()
             call()
             times[name].append(1e3 * (time.perf_counter() - begin) / steps)
-    return {f"{name}_ms": statistics.median(found) for name, found in times.items()} | {
+    # The best of each: with two processes on two cores everything else is in the way.
+    return {f"{name}_ms": min(found) for name, found in times.items()} | {
         "masked_mb": masked_bytes / 1e6,
         "dense_mb": dense_bytes / 1e6,
     }

@@ -11,7 +11,7 @@ from benchmarks.steps import trainer_of
 from tinysubnets import scenarios
 from tinysubnets.experiments import methods, recipe
 from tinysubnets.method.compress import Compressor
-from tinysubnets.method.pruning import PruningSettings
+from tinysubnets.method.pruning import PruningSettings, result_of
 
 EPOCHS = 50
 
@@ -28,9 +28,9 @@ def share_of_training(network: str, batch: int, device: torch.device) -> dict[st
     work = Compressor(trainer.module, trainer.training)
     own = work.encode(work.mask, 4)
     settings, path = PruningSettings(alpha=0.0, beta=1.0), (0, "task", 0)
-    work.prune(own, 4, settings, references=(), path=path)  # once to warm up
+    result_of(work.prune(own, 4, settings, references=(), path=path))  # once to warm up
     begin = time.perf_counter()
-    pruned = work.prune(own, 4, settings, references=(), path=path)
+    pruned = result_of(work.prune(own, 4, settings, references=(), path=path))
     pruning_s = time.perf_counter() - begin
     return {
         "what": f"post-pruning 50 iterations over {EPOCHS} epochs, {network}",

@@ -25,6 +25,11 @@ function measure(frame) {
   doc.querySelectorAll("details").forEach(d => d.open = true);
   frame.style.height = root.scrollHeight + "px";
   const out = {width: root.clientWidth, scroll: root.scrollWidth, pictures: [], wide: [], cut: []};
+  out.tables = doc.querySelectorAll(".scroll").length;
+  out.swipes = [...doc.querySelectorAll(".swipe")].filter(e => e.offsetHeight > 0).length;
+  out.ends = [...doc.querySelectorAll(".columns")].map(
+    c => [...c.querySelectorAll(".column > :last-child")].map(e => e.getBoundingClientRect().bottom)
+  ).filter(ends => ends.length == 2);
   for (const e of doc.querySelectorAll("body *")) {
     const box = e.getBoundingClientRect();
     if (box.right > out.width + 1 && !e.closest(".scroll") && !e.closest("svg"))
@@ -92,6 +97,11 @@ def screenshot(
     return out
 
 
+def dom(address: str, width: int = 900) -> str:
+    """What a page of a server has become after its scripts have run."""
+    return _run("--dump-dom", address, window=(width, 1200))
+
+
 def _wrapped(page: Path, width: int, folder: Path) -> Path:
     # In a frame the page has any width; the window itself cannot be as narrow as a phone.
     inner = html.escape(page.read_text(encoding="utf-8"), quote=True)
@@ -111,7 +121,8 @@ def _run(*arguments: str, window: tuple[int, int]) -> str:
     with tempfile.TemporaryDirectory() as profile:
         *flags, page = arguments
         size = f"--window-size={window[0]},{window[1]}"
-        command = [chromium, *FLAGS, f"--user-data-dir={profile}", size, *flags, f"file://{page}"]
+        address = page if page.startswith("http://") else f"file://{page}"
+        command = [chromium, *FLAGS, f"--user-data-dir={profile}", size, *flags, address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

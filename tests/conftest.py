@@ -17,3 +17,11 @@ if not torch.cuda.is_available():
 def _quiet_global_generator() -> None:
     """Each test starts from the same global generator, though no result may depend on it."""
     torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly, as the last thing, that pages were not opened in a browser."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if count := sum("CHROMIUM IS MISSING" in str(report.longrepr) for report in skipped):
+        text = f"CHROMIUM IS MISSING: {count} tests of pages in a browser were SKIPPED"
+        terminalreporter.write_sep("!", text, red=True, bold=True)

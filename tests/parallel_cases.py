@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from digit_tasks import permuted
-from nets import learner, mlp, task
+from nets import Residual, learner, mlp, task
 from tinysubnets.baselines.ewc import EWC
 from tinysubnets.baselines.gem import GEM
 from tinysubnets.baselines.lwf import LwF
@@ -112,6 +112,10 @@ def everything(rank: int, folder: Path) -> None:
     taught = learn_digits(SometimesShort())
     taught.save(folder / f"model-{rank}")
     out["digests"] = [taught.store.digest(name) for name in taught.tasks]
+    # Each process has statistics of its own parts in training, and all have the same when used.
+    normed = learner(Residual())
+    normed.learn(task(shape=(1, 6, 6)))
+    out["digests"].append(normed.store.digest("a"))
     try:
         distributed.check_same("a number", rank)
     except RunError as error:

@@ -18,6 +18,7 @@ import torch
 
 import models
 from forge import Sections, forged, opened
+from quick import mostly_slow
 from tinysubnets.baselines.base import save_dense
 from tinysubnets.coding import byte_io
 from tinysubnets.errors import ArtifactError, DamageError, FormatError, MismatchError
@@ -259,7 +260,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", mostly_slow(CONFIGS, quick=CONFIGS.keys() - {"very many classes"}))
 @pytest.mark.usefixtures("cheap")
 def test_lies_in_the_config_are_found(name: str, small: Path, tmp_path: Path) -> None:
     with pytest.raises(DamageError):
@@ -335,7 +336,7 @@ REBUILDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", REBUILDS)
+@pytest.mark.parametrize("name", mostly_slow(REBUILDS, quick=REBUILDS.keys() - {"many layers"}))
 @pytest.mark.usefixtures("cheap")
 def test_lies_about_the_network_are_found(name: str, small: Path, tmp_path: Path) -> None:
     change = _set("architecture", "rebuild", value=REBUILDS[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from digit_tasks import accuracy, backward_transfer, permuted, run, small_net, split
+from quick import mostly_slow
 from tinysubnets.baselines.base import DenseLearner, load_dense, save_dense
 from tinysubnets.baselines.ewc import EWC
 from tinysubnets.baselines.replay import Replay
@@ -33,7 +35,8 @@ from tinysubnets.tasks.task import Task
 
 GOLDEN = Path(__file__).parent / "golden"
 METHODS = list(learners.METHODS)
-FORGET_FREE = ["tsn", "tsn-wr", "tsn-wr-wpp", "wsn", "packnet", "ada-qpacknet", "independent"]
+MASKED = ["tsn", "tsn-wr", "tsn-wr-wpp", "wsn", "packnet", "ada-qpacknet", "separate"]
+FORGET_FREE = [*MASKED, "independent"]
 DENSE = [m for m in METHODS if m not in FORGET_FREE or m == "independent"]
 ONE_HEAD = [m for m in DENSE if m != "independent"]
 WITH_CLASSES = ["naive", "cumulative", "replay", "gdumb", "cwr-star"]
@@ -51,8 +54,9 @@ def make(method: str, norm: bool = False, training: dict | None = None, **settin
     )
 
 
-@pytest.mark.parametrize("scenario", [permuted, split])
-@pytest.mark.parametrize("method", METHODS)
+# test_learners.py and test_same_numbers.py let every method learn permuted digits, quickly.
+@pytest.mark.parametrize("scenario", mostly_slow([permuted, split], quick=[split]))
+@pytest.mark.parametrize("method", mostly_slow(METHODS, ["naive", "ewc", "gem", "packnet", "tsn"]))
 def test_every_method_learns_both_scenarios(method, scenario):
     learner, tasks = make(method), scenario()
     fresh, final = run(learner, tasks)
@@ -74,19 +78,27 @@ def test_naive_forgets_and_cumulative_and_independent_do_not():
     assert backward_transfer(*run(make("independent"), permuted())) == 0.0
 
 
-@pytest.mark.parametrize("method", ["replay", "gdumb", "gem", "a-gem", "ewc", "si", "lwf"])
+@functools.lru_cache
+def final_accuracies_of_naive() -> list[float]:
+    return run(make("naive", scenario_type="domain-IL"), permuted())[1]
+
+
+@pytest.mark.parametrize(
+    "method",
+    mostly_slow(["replay", "gdumb", "gem", "a-gem", "ewc", "si", "lwf"], ["replay", "a-gem", "si"]),
+)
 def test_methods_against_forgetting_forget_less_than_naive(method):
     strong = {
         "ewc": {"penalty_weight": 300.0},
         "si": {"penalty_weight": 5.0},
         "lwf": {"distillation_weight": 5.0},
     }
-    naive = run(make("naive", scenario_type="domain-IL"), permuted())[1]
+    naive = final_accuracies_of_naive()
     final = run(make(method, scenario_type="domain-IL", **strong.get(method, {})), permuted())[1]
     assert np.mean(final[:-1]) > np.mean(naive[:-1]) + 0.02
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", mostly_slow(["adamw", "sgd"], ["adamw"]))
 @pytest.mark.parametrize("method", ["wsn", "packnet", "ada-qpacknet"])
 def test_old_logits_never_change_with_batch_norm_and_weight_decay(method, optimizer):
     training = {"optimizer": optimizer, "weight_decay": 0.1, "epochs": 2}
@@ -134,7 +146,7 @@ def test_settings_that_the_paper_of_a_method_does_not_define_are_refused(method)
     assert make(method, scenario_type="domain-IL").scenario_type == "domain-IL"
 
 
-@pytest.mark.parametrize("method", ["independent", "wsn", "packnet", "ada-qpacknet"])
+@pytest.mark.parametrize("method", ["independent", "wsn", "packnet", "ada-qpacknet", "separate"])
 def test_methods_that_need_the_task_say_so(method):
     with pytest.raises(SettingError, match="not defined"):
         make(method, scenario_type="class-IL")
@@ -346,7 +358,7 @@ def test_independent_refuses_a_task_whose_name_its_file_needs():
         make("independent").begin(task)
 
 
-@pytest.mark.parametrize("done", [1, 3])
+@pytest.mark.parametrize("done", mostly_slow([1, 3], [1]))
 @pytest.mark.parametrize("method", ["si", "packnet", "ada-qpacknet"])
 def test_a_trainer_goes_on_from_its_state(method, done):
     first, second = split()[:2]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quick import mostly_slow
 from run_helpers import numbers, small_options
 from tinysubnets.experiments import methods as learners
 from tinysubnets.experiments import recipe
@@ -37,7 +38,7 @@ def run(plan: Plan, path: Path, stop_after: int | None = None) -> None:
             pass
 
 
-@pytest.mark.parametrize("method", BASELINES)
+@pytest.mark.parametrize("method", mostly_slow(BASELINES, ["independent", "replay", "wsn"]))
 def test_a_run_ends_with_a_result_and_a_model_and_the_same_if_interrupted(method, tmp_path):
     scenario_type = "domain-IL" if method in ONE_HEAD else "task-IL"
     planned = plan(method, f"{method}.scenario_type={scenario_type}")

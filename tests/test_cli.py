@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,12 +17,14 @@ import numpy as np
 import pytest
 
 from run_helpers import numbers, small_options, tsn
-from tinysubnets import scenarios
+from tinysubnets import networks, scenarios
 from tinysubnets.cli import main
 from tinysubnets.commands import compare as compare_commands
+from tinysubnets.commands import demo as demo_command
 from tinysubnets.commands import run as run_commands
+from tinysubnets.commands import settings as settings_command
 from tinysubnets.errors import SettingError
-from tinysubnets.experiments import compare, recipe, results
+from tinysubnets.experiments import compare, recipe, results, run_process
 from tinysubnets.experiments import methods as learners
 
 HEAVY = "{'torch', 'sklearn', 'pyarrow', 'PIL', 'matplotlib', 'jinja2', 'huggingface_hub', 'rich'}"
@@ -39,6 +42,74 @@ def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_no_command_prints_help(capsys: pytest.CaptureFixture) -> None:
+    assert main([]) == 0
+    told = capsys.readouterr().out
+    assert "usage: tsn" in told and "learn five" not in told and "demo" in told
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("runn", "run"), ("predct", "predict"), ("setting", "settings")]
+)
+def test_a_mistyped_command_is_guessed(
+    given: str, meant: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main([given, "--out", "x"]) == 2
+    assert f"unknown command {given!r}. Did you mean {meant!r}?" in capsys.readouterr().err
+
+
+def test_every_setting_is_explained(capsys: pytest.CaptureFixture) -> None:
+    tables = settings_command.all_tables()
+    for setting in (s for t in tables for s in t.settings):
+        assert setting.meaning and setting.allowed, setting.key
+        assert "`" not in setting.meaning
+    named = {name for table in tables for name in table.names}
+    assert {*learners.METHODS, *scenarios.SCENARIOS, *networks.names(), "training"} <= named
+    for words in ([], ["tsn-wr"], ["vit"]):
+        assert main(["settings", *words]) == 0
+        assert capsys.readouterr().out.count("\n  ") > 3
+
+
+def test_defaults_and_limits_are_those_of_the_code(capsys: pytest.CaptureFixture) -> None:
+    assert main(["settings", "lr"]) == 0
+    told = capsys.readouterr().out
+    assert "training.lr" in told and "= 0.003" in told and "more than 0" in told
+    assert main(["settings", "permuted-digits"]) == 0
+    assert re.search(r"data\.num_tasks += 5 +an integer of at least 1", capsys.readouterr().out)
+    assert main(["settings", "ewc.fisher"]) == 0
+    assert re.search(r"ewc\.fisher += exact +exact or empirical", capsys.readouterr().out)
+    assert main(["settings", "training.epoch"]) == 2
+    assert "Did you mean 'training.epochs'?" in capsys.readouterr().err
+
+
+def test_the_demo_ends_with_three_commands_that_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("PIL")
+    monkeypatch.chdir(tmp_path)
+    small = ["--set", "data.num_tasks=1", "--set", "epochs=6", "--set", "iterations=2"]
+    assert main(["demo", "--no-report", *small]) == 0
+    told = capsys.readouterr().out.partition("Three things to do next:")[2]
+    lines = [line.strip() for line in told.splitlines() if line.startswith("  tsn ")]
+    assert [line.split()[1] for line in lines] == ["inspect", "predict", "learn"]
+    for line in lines:
+        more = ["--set", "epochs=2"] if " learn " in line else []
+        assert main([*shlex.split(line)[1:], *more]) == 0, line
+        if " predict " in line:
+            told = capsys.readouterr().out
+            assert re.search(r"three\.png +3 ", told), told
+    assert main(["demo", "--no-report", "--set", "method=nonsense"]) == 2
+    assert not (tmp_path / "runs" / "demo-2" / "three.png").exists()
+
+
+def test_the_demo_names_the_program_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [".venv/bin/tsn", "demo"])
+    assert demo_command.this_command() == ".venv/bin/tsn"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/tinysubnets/__main__.py"])
+    assert demo_command.this_command() == f"{sys.executable} -m tinysubnets"
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
@@ -317,18 +388,18 @@ def test_summary_of_nothing(tmp_path: Path) -> None:
 
 
 def test_last_epoch_of_a_run_in_progress(tmp_path: Path) -> None:
-    assert compare.last_epoch(tmp_path) == "preparing"
+    assert run_process.last_epoch(tmp_path) == "preparing"
     line = {"index": 1, "task": "b", "epoch": 2, "epochs": 9, "valid_accuracy": 0.5}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n" + '{"half a li')
-    assert compare.last_epoch(tmp_path) == "task 2 b, epoch 2/9, valid 50.0 %"
+    assert run_process.last_epoch(tmp_path) == "task 2 b, epoch 2/9, valid 50.0 %"
 
 
 def test_runs_side_by_side_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("MKL_NUM_THREADS", "7")  # the user's own wish counts
-    found = compare.environment(3)
+    found = run_process.environment(3)
     assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"]) == ("3", "7")
-    assert "OMP_NUM_THREADS" not in compare.environment(None)
+    assert "OMP_NUM_THREADS" not in run_process.environment(None)
     parser = argparse.ArgumentParser()
     compare_commands.add_parsers(parser.add_subparsers())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
@@ -347,16 +418,12 @@ def test_compare_passes_its_options_on() -> None:
     compare_commands.add_parsers(commands)
     given = "compare split-digits --methods tsn --out o --data d --set training.epochs=5"
     options = parser.parse_args([*given.split(), "--tensorboard", "--matrix", "last"])
-    made = compare_commands.run_arguments(options, "tsn", 3, Path("o/tsn/seed-3"))
+    made = compare_commands.run_arguments(options, "tsn", 3)
     again = parser.parse_args(list(made))
     assert (again.recipe, again.method, again.seed) == ("split-digits", "tsn", 3)
-    assert (again.data, again.out, again.assignments) == (
-        "d",
-        "o/tsn/seed-3",
-        ["training.epochs=5"],
-    )
+    assert (again.data, again.assignments) == ("d", ["training.epochs=5"])
     assert again.no_report and again.tensorboard and again.threads is None
     assert again.matrix == "last"
-    made = compare_commands.run_arguments(options, "naive:class-IL", 0, Path("o/x"))
+    made = compare_commands.run_arguments(options, "naive:class-IL", 0)
     again = parser.parse_args(list(made))
     assert again.method == "naive" and again.assignments[-1] == "naive.scenario_type=class-IL"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quick import mostly_slow
 from tinysubnets.errors import SettingError
 from tinysubnets.nn import codebook, kmeans
 
@@ -56,8 +57,8 @@ def test_histogram_is_within_a_thousandth_too(kind: str) -> None:
     assert excess(draw(kind, 80_000), 16) < 1e-3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("k", [64, 128, 256])
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, ["gapped"]))
+@pytest.mark.parametrize("k", mostly_slow([64, 128, 256], quick=[64]))
 def test_large_codebooks_within_two_per_cent(kind: str, k: int) -> None:
     assert excess(draw(kind, 6000), k) < 2e-2
 

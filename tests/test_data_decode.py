@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from data_files import encode, mnist_like, pixels, write_parquet
+from quick import mostly_slow
 from tinysubnets.datasets import decode, worker
 from tinysubnets.datasets.images import Form, decode_image
 from tinysubnets.datasets.loaders import DecodedSet, load
@@ -132,7 +133,7 @@ def test_one_process_and_several_decode_the_same_bytes(
     assert np.array_equal(load_here("mnist", tmp_path).inputs[:, 0], images)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", mostly_slow([1, 2], [1]))
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

@@ -93,10 +93,10 @@ def test_one_process_alone_needs_no_group() -> None:
 
 
 def begun(path: Path, *command: str, processes: str | None = None) -> subprocess.Popen[str]:
-    """A run of sixty epochs, by the given command; gives it once some are done."""
+    """A run of ninety epochs, by the given command; gives it once some are done."""
     options = ["run", "--out", str(path), "--device", "cpu", "--threads", "1", "--no-report"]
     options += ["--checkpoint-seconds", "0", *small_options("data.num_tasks=2")]
-    options += ["--set", "training.epochs=30", *(["--processes", processes] if processes else [])]
+    options += ["--set", "training.epochs=45", *(["--processes", processes] if processes else [])]
     process = subprocess.Popen(
         [*command, "-m", "tinysubnets", *options],
         stdout=subprocess.DEVNULL,
@@ -132,7 +132,7 @@ def test_a_killed_process_ends_the_others_and_three_go_on(tmp_path: Path) -> Non
     result = json.loads((path / "result.json").read_text(encoding="utf-8"))
     assert result["environment"]["processes"] == 3 and len(result["tasks"]) == 2
     places = [(e["index"], e["epoch"]) for e in epochs(path)]
-    assert places == [(task, epoch) for task in range(2) for epoch in range(1, 31)]
+    assert places == [(task, epoch) for task in range(2) for epoch in range(1, 46)]
     assert result["metrics"]["backward_transfer"] == 0 and not (path / "checkpoint").exists()
 
 

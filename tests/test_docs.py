@@ -13,21 +13,29 @@ import pytest
 
 import tinysubnets
 import trackers
+from quick import mostly_slow
 from tinysubnets import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-SOURCES = [*PAGES, ROOT / "README.md"]
+SOURCES = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 # Only these hold Python that is meant to be run from top to bottom.
 GUIDE = [p for p in SOURCES if "```python\n" in p.read_text(encoding="utf-8")]
 
 
 def blocks(path: Path, language: str) -> list[str]:
     """The fenced blocks of a language on a page."""
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+    return blocks_of(path.read_text(encoding="utf-8"), language)
 
 
-@pytest.mark.parametrize("path", GUIDE, ids=lambda p: p.name)
+def blocks_of(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language in a text."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.S)
+
+
+@pytest.mark.parametrize(
+    "path", mostly_slow(GUIDE, quick=[ROOT / "README.md"]), ids=lambda p: p.name
+)
 def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     logged = trackers.stand_in(monkeypatch)
@@ -58,10 +66,42 @@ def test_toml_examples_are_toml(path: Path) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for path in PAGES:
+    for path in SOURCES:
         text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
         for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_front_page_shows_what_the_top_of_the_readme_shows() -> None:
+    """A sentence, a picture, a result and two commands, the same in both places."""
+    front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    top = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Results")[0]
+    sentence, result = re.findall(r"\*\*(.+?)\*\*", front, re.S)
+    assert f"**{sentence}**" in top and f"**{result}**" in top
+    assert "instead of" in result
+    for text in (front, top):
+        assert "images/accuracy-against-bytes.svg" in text
+        (commands,) = blocks_of(text, "console")
+        assert len(commands.strip().splitlines()) == 2
+
+
+def test_the_result_on_the_front_page_is_that_of_the_table() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    dense = {"permuted MNIST": 4 * 88_400, "split CIFAR-100": 4 * 6_499_328}
+    rows = {
+        "permuted MNIST": "permuted-mnist, 10 tasks",
+        "split CIFAR-100": "split-cifar100, 10 × 10",
+    }
+    told = " ".join(text.partition("## Results")[0].split())
+    for name, size in dense.items():
+        cells = re.search(rf"\| {re.escape(rows[name])} \|(.*)\|", text)
+        assert cells is not None
+        accuracy, share = (float(c) for c in re.findall(r"\*\*([\d.]+)", cells[1])[:2])
+        file, unit = (size * share / 100, 1e3) if size < 1e6 else (size * share / 100, 1e6)
+        digits = 0 if unit == 1e3 else 1
+        wanted = f"{name} in {file / unit:.{digits}f} {'kB' if unit == 1e3 else 'MB'} instead of"
+        assert wanted in told and f"{size / unit:.0f} " in told.partition(wanted)[2][:40]
+        assert f"{accuracy:.1f} %" in told.partition(wanted)[2][:110]
 
 
 def test_the_reference_has_every_public_name() -> None:

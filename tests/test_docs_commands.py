@@ -46,7 +46,7 @@ def shortened(words: list[str]) -> list[str]:
         words = [*words, "--seeds", "1"]
     elif words[0] == "search":
         words = [*words, "--trials", "2", "--seeds", "100"]
-    elif words[0] != "run" or "mine.toml" in words:
+    elif words[0] not in ("run", "demo") or "mine.toml" in words:
         return words
     small = [s for s in SMALL if "split-digits" not in words or "hidden" not in s]
     return [*words, "--device", "cpu", *(part for s in small for part in ("--set", s))]
@@ -68,7 +68,7 @@ def prepare(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["commands.md", "getting-started.md", "own-data.md"])
+@pytest.mark.parametrize("page", ["index.md", "commands.md", "getting-started.md", "own-data.md"])
 def test_commands_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from tinysubnets.experiments import run_dir as run_folder
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.method.core import SubnetReport
+from tinysubnets.method.pruning import PruningStep
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.training.loop import EpochReport
 
@@ -49,7 +52,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any],
 def test_events_tell_the_whole_story(finished: tuple) -> None:
     _, events, result = finished
     kinds = [type(e) for e in events]
-    assert kinds == [TaskBegun, *[EpochReport] * 3, TaskLearned] * 3 + [Finished]
+    one_task = [TaskBegun, *[EpochReport] * 3, *[PruningStep] * 4, TaskLearned]
+    assert kinds == one_task * 3 + [Finished]
+    for event in events:
+        if isinstance(event, TaskLearned):  # all of it, not the epochs alone
+            assert event.seconds > event.report.training_seconds + event.report.pruning_seconds
     assert events[-1].result["metrics"] == result["metrics"]
 
 
@@ -77,7 +84,9 @@ def test_result_has_the_documented_fields(finished: tuple) -> None:
 def test_every_field_of_the_result_is_documented(finished: tuple) -> None:
     text = (Path(__file__).parents[1] / "docs" / "RESULTS.md").read_text(encoding="utf-8")
     _, _, result = finished
-    for key in (*result, *result["metrics"], *result["tasks"][0], *result["capacity"]):
+    routed = result["without_task"]
+    known = (*result["metrics"], *result["tasks"][0], *result["capacity"])
+    for key in (*result, *known, *routed, *routed["unknown"], *routed["domain-IL"]):
         assert f"`{key}`" in text, f"docs/RESULTS.md does not describe {key}"
 
 
@@ -98,6 +107,35 @@ def test_matrix_is_that_of_the_saved_model(finished: tuple) -> None:
         predicted = store.predict(name, probe.data.inputs())
         truth = np.array(probe.classes)[probe.data.labels.numpy()]
         assert (predicted == truth).mean() == result["accuracy_matrix"][-1][index]
+
+
+def test_classes_are_counted_at_the_end(finished: tuple) -> None:
+    path, _, result = finished
+    store = SubnetStore.load(path / "model")
+    for index, task in enumerate(result["tasks"]):
+        probe = scenarios.build("permuted-digits", result["settings"]["data"], seed=1).task(index)
+        assert probe.test is not None
+        truth = probe.test.labels.numpy()
+        answers = store.logits(task["name"], probe.test.inputs()).argmax(1).numpy()
+        wanted = [
+            [int(((truth == i) & (answers == j)).sum()) for j in range(10)] for i in range(10)
+        ]
+        assert task["confusion"] == wanted
+        shares = [row[i] / sum(row) for i, row in enumerate(wanted)]
+        assert task["class_accuracy"] == shares
+        assert sum(row[i] for i, row in enumerate(wanted)) / 40 == task["final_accuracy"]
+
+
+def test_a_run_resumed_at_its_very_end_counts_its_classes(finished: tuple, tmp_path: Path) -> None:
+    with RunDir(tmp_path / "run") as folder:
+        experiment = Experiment.begin(small(), folder)
+        for event in experiment.steps():
+            if isinstance(event, TaskLearned) and event.index == 2:
+                experiment.save_()
+                break
+    with RunDir(tmp_path / "run") as folder:
+        list(Experiment.resume(folder).steps())
+    assert numbers(tmp_path / "run") == numbers(finished[0])
 
 
 def test_folder_has_settings_metrics_and_log(finished: tuple) -> None:
@@ -269,8 +307,16 @@ def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
 
 def test_summary_shows_everything(finished: tuple) -> None:
     text = display.summary(finished[2])
-    for part in ("average accuracy", "BWT", "FWT", "bank 0", "codes", "masks", "file on disk"):
+    for part in ("average accuracy", "BWT", "FWT", "bank 0", "codes", "masks", "still free"):
         assert part in text
+    size, dense = finished[2]["ledger"]["file_bytes"], 4 * finished[2]["ledger"]["num_weights"]
+    instead = f"3 tasks in {size / 1000:.1f} kB instead of {dense / 1000:.1f} kB"
+    assert 0 < text.index(instead) < text.index("%")  # bytes before percentages
+    assert "3 permutation-2" in text and "nothing forgotten" in text
+    assert "worked example" not in text and "view" not in text
+    larger = finished[2] | {"ledger": finished[2]["ledger"] | {"file_bytes": 99_000}}
+    told = f"3 tasks in 99.0 kB; {dense / 1000:.1f} kB are the weights of one dense network;"
+    assert told in display.summary(larger)
     assert f"{100 * finished[2]['metrics']['average_accuracy']:.2f} %" in text
 
 
@@ -279,9 +325,53 @@ def test_plain_display_tells_tasks_and_time_left(finished: tuple, capsys: Any) -
         for event in finished[1]:
             shown.show(event)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 * 4
+    assert len(lines) == 3 * (3 + 4 + 1)
     assert "task 1/3 permutation-0: epoch 1/3  loss" in lines[0] and "left" in lines[0]
-    assert lines[3].startswith("learned 1/3 permutation-0: accuracy")
+    assert "task 1/3 permutation-0: post-pruning 1/4" in lines[3] and "left" in lines[3]
+    assert re.match(r"learned 1/3 permutation-0 in \d+\.\d s: accuracy", lines[7])
+
+
+def epoch(number: int, epochs: int = 4) -> EpochReport:
+    return EpochReport("a", number, epochs, 1.0, 1.0, 0.5, 1e-3, 1.0, True)
+
+
+def test_time_left_counts_what_follows_the_epochs() -> None:
+    """Two tasks of four epochs of 1 s each, then 1 s of coding, ten pruning steps and measuring."""
+    now = 0.0
+
+    def pass_by(seconds: float, event: Any) -> float | None:
+        nonlocal now
+        now += seconds
+        clock.see(event)
+        return clock.seconds_left
+
+    clock = display.Clock(lambda: now)
+    assert pass_by(5.0, TaskBegun(0, 2, "a", 2, 9, 0, 4)) is None  # whatever came before
+    for number in (1, 2, 3, 4):
+        assert pass_by(1.0, epoch(number)) == pytest.approx(8 - number) and clock.is_least
+    assert pass_by(1.0, PruningStep(1, 10, 0.5, 0)) == pytest.approx(4.0) and clock.is_least
+    # A second step tells how long all take: 1 + 10 * 2, of this task and again of the next one.
+    left = pass_by(2.0, PruningStep(2, 10, 0.5, 1))
+    assert not clock.is_least and left == pytest.approx(4 + (21 - 3) + 21)
+    for number in range(3, 11):
+        pass_by(2.0, PruningStep(number, 10, 0.5, 1))
+    report = SubnetReport("a", 0.5, 1, 4.0, 0, "", 4, 0.1, 0.1, 0.1, 21.0)
+    assert pass_by(3.0, TaskLearned(0, 2, report, [0.5, None], 26.0)) == pytest.approx(4 + 22)
+    assert pass_by(0.0, TaskBegun(1, 2, "b", 2, 9, 0, 4)) == pytest.approx(4 + 22)
+    assert pass_by(1.0, epoch(1)) == pytest.approx(3 + 22)
+    said = display.describe_step(PruningStep(3, 10, 0.5, 1), clock)
+    assert said == "post-pruning 3/10  valid 50.00 %  25 s left"
+    assert "in 26.0 s: accuracy 50.00 %" in display.describe_task(
+        TaskLearned(0, 2, report, [0.5, None], 26.0)
+    )
+
+
+def test_before_anything_is_known_the_time_left_is_a_bound() -> None:
+    times = iter(range(10))
+    clock = display.Clock(lambda: next(times))
+    clock.see(TaskBegun(0, 1, "a", 2, 9, 0, 4))
+    clock.see(epoch(1))
+    assert display.describe_step(epoch(1), clock).endswith("more than 3 s left")
 
 
 def test_live_display_survives_all_events(finished: tuple, capsys: Any) -> None:

@@ -62,10 +62,29 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+EXTRAS = (
+    "fastapi", "huggingface_hub", "jinja2", "onnx", "optuna", "PIL", "pyarrow", "tensorboard",
+    "uvicorn",
+)  # fmt: skip
+
+
+def test_no_module_of_a_public_name_imports_an_extra_when_it_is_imported() -> None:
+    for home in set(tinysubnets._HOME.values()):
+        path = Path(tinysubnets.__file__).parent / f"{home.replace('.', '/')}.py"
+        path = path if path.exists() else path.with_suffix("") / "__init__.py"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                found = {alias.name.partition(".")[0] for alias in node.names}
+            else:
+                found = {(getattr(node, "module", None) or "").partition(".")[0]}
+            assert not found & set(EXTRAS), path
+
+
+@pytest.mark.slow
 def test_the_core_works_without_the_extras() -> None:
     code = (
         "import sys\n"
-        "for name in ('matplotlib', 'jinja2', 'pyarrow', 'huggingface_hub', 'onnx'):\n"
+        f"for name in {EXTRAS}:\n"
         "    sys.modules[name] = None\n"
         "import tinysubnets\n"
         "for name in tinysubnets.__all__:\n"

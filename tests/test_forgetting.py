@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nets import NETWORKS, data, learner, mlp, stack, task
+from quick import mostly_slow
 from tinysubnets.errors import CapacityWarning
 from tinysubnets.method.learner import TinySubNets
 
@@ -50,7 +51,7 @@ def test_every_kind_of_network_under_weight_decay(name: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("bits", [4, "auto", 32])
+@pytest.mark.parametrize("bits", mostly_slow([4, "auto", 32], ["auto"]))
 def test_every_optimizer_with_and_without_quantization(optimizer: str, bits: int | str) -> None:
     settings = {"training": OPTIMIZERS[optimizer], "bits": bits, "density": 0.5}
     remembers_all(learner(mlp(), **settings), (6,))
@@ -65,7 +66,7 @@ def test_batch_norm_under_every_optimizer(optimizer: str) -> None:
 @pytest.mark.parametrize("sharing", ["values", "none"])
 @pytest.mark.parametrize("block", [1, 8])
 @pytest.mark.parametrize("banks", [1, 2])
-@pytest.mark.parametrize("name", ["mlp", "conv2d", "lstm"])
+@pytest.mark.parametrize("name", mostly_slow(["mlp", "conv2d", "lstm"], quick=["mlp"]))
 def test_both_kinds_of_sharing_blocks_and_banks(
     name: str, banks: int, block: int, sharing: str
 ) -> None:

@@ -65,8 +65,10 @@ def test_what_a_rung_costs_is_what_the_file_grows_by(tmp_path: Path) -> None:
     report = one.learn(points(1))
     kept = [r for r in report.rungs if r.taken][-1]
     grown = (one.ledger().file_bytes or 0) - (before or 0)
-    words = len(one.store.subnet("t1").decision.reason)  # type: ignore[union-attr]
-    assert abs(grown - kept.file_bytes) <= words  # the words about it are not weighed
+    # The words about it, and what it is recognized by without its name, are not weighed.
+    other = len(one.store.subnet("t1").decision.reason)  # type: ignore[union-attr]
+    other += round(one.ledger().tasks["t1"].routing) // 8 + 64
+    assert 0 <= grown - kept.file_bytes <= other
 
 
 def test_a_high_price_stops_at_the_head_and_none_switches_the_ladder_off() -> None:

@@ -16,7 +16,7 @@ ORDER = (
     "errors", "config", "seeds", "files", "text",
     "tasks", "nn", "kernels", "training", "coding", "model", "networks", "format",
     "method", "baselines", "datasets", "scenarios", "experiments", "report", "paper",
-    "commands", "cli", "__main__",
+    "serving", "commands", "cli", "__main__",
 )  # fmt: skip
 PLACE = {name: place for place, name in enumerate(ORDER)}
 

@@ -45,13 +45,16 @@ def check_banks(store: SubnetStore) -> None:
         assert not bank.values[~store.layout.expand(used)].any()
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+removals_of_any_kind = given(
     removals=st.lists(st.integers(0, 6), min_size=1, max_size=5),
     block=st.sampled_from([1, 4]),
     saved=st.booleans(),
     kind=st.sampled_from(["store", "whole"]),
 )
+
+
+@settings(max_examples=8, deadline=None)
+@removals_of_any_kind
 def test_removing_tasks_leaves_all_others_to_the_bit(
     removals: list[int],
     block: int,
@@ -59,9 +62,27 @@ def test_removing_tasks_leaves_all_others_to_the_bit(
     kind: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    check_removals(removals, block, saved, kind, tmp_path_factory.mktemp("life"))
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@removals_of_any_kind
+def test_removing_tasks_in_many_ways_leaves_all_others_to_the_bit(
+    removals: list[int],
+    block: int,
+    saved: bool,
+    kind: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    check_removals(removals, block, saved, kind, tmp_path_factory.mktemp("life"))
+
+
+def check_removals(removals: list[int], block: int, saved: bool, kind: str, folder: Path) -> None:
+    """Remove tasks one by one; after each, all others must be what they were."""
     net = models.own_network() if kind == "whole" else None
     store = models.whole_store() if kind == "whole" else models.store("named", 6, block)
-    folder, inputs = tmp_path_factory.mktemp("life"), models.inputs()
+    inputs = models.inputs()
     for place in removals:
         if not store.tasks:
             break

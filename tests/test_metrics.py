@@ -57,6 +57,8 @@ def test_matrices_that_cannot_be_summarised(matrix: list) -> None:
 class Oracle:
     """A stand-in learner that knows for which tasks it is right, and what it was asked."""
 
+    store = None
+
     def __init__(self, scenario_type: str | None = None) -> None:
         self.asked: list[str | None] = []
         self.scenario_type = scenario_type or "task-IL"

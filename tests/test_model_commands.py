@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -69,8 +70,7 @@ def test_inspect_shows_every_byte(model: Path, capsys: pytest.CaptureFixture[str
     for word in (
         "codebooks",
         "shared tensors",
-        "paper view",
-        "worked-example",
+        "the paper's way of counting: codes, codebooks and masks alone",
         "seven-task Huffman",
         "free",
     ):
@@ -265,8 +265,16 @@ def test_files_of_nonsense_are_named(
             SubnetStore.load(model).predict("left", inputs)
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        pytest.param(5, "% exported", marks=pytest.mark.slow),
+        ("bright", "not measured: bright, dark are no classes of the task, which knows 5, 6."),
+        pytest.param(6, "not measured: 7 are no classes", marks=pytest.mark.slow),
+    ],
+)
 def test_export_says_where_labels_are_not_those_of_the_task(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    first: int | str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images, labels = pictures(40)
     record = {"network": "small-cnn", "settings": {}, "head": "fc"}
@@ -276,14 +284,10 @@ def test_export_says_where_labels_are_not_those_of_the_task(
     learner.save(tmp_path / "model")
     command = ["export", str(tmp_path / "model"), "--task", "numbers", str(tmp_path / "a.onnx")]
     data = tmp_path / "x.npz"
-    for given, said in (
-        ((labels == "bright") + 5, "% exported"),
-        (labels, "not measured: bright, dark are no classes of the task, which knows 5, 6."),
-        ((labels == "bright") + 6, "not measured: 7 are no classes"),
-    ):
-        np.savez(data, inputs=images, labels=given)
-        assert main([*command, "--data", str(data)]) == 0
-        assert said in capsys.readouterr().out
+    given = labels if first == "bright" else (labels == "bright") + first
+    np.savez(data, inputs=images, labels=given)
+    assert main([*command, "--data", str(data)]) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_images_are_learned_beside_tasks_of_other_numbers(
@@ -398,6 +402,12 @@ def test_export_writes_onnx_and_torch_programs(
     text = capsys.readouterr().out
     assert "a.onnx" in text and "% exported" in text
     assert "takes uint8 inputs of shape ('batch', 1, 8, 8), raw" in text
+    card = (tmp_path / "a.md").read_text(encoding="utf-8")
+    rows = {r.split("|")[1].strip(): r.split("|")[2:5] for r in card.splitlines() if "|" in r}
+    assert int(rows["int8"][0].replace(",", "")) == (tmp_path / "a.onnx").stat().st_size
+    shares = [float(s) for s in re.findall(r"([\d.]+) % (?:exported|in torch)", text)]
+    assert [float(rows[kind][1]) for kind in ("int8", "float32")] == shares
+    assert all(float(rows[kind][2]) > 0 for kind in ("int8", "float32"))
     assert main([*command, str(tmp_path / "a.pt2")]) == 0
     assert (tmp_path / "a.pt2").stat().st_size > 0
     assert main([*command, str(tmp_path / "a.tflite")]) == 2

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from nets import learned, learner, mlp, stack, task
 from tinysubnets import seeds
 from tinysubnets.coding.masks import entropy_bits
-from tinysubnets.errors import SettingError
+from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.method import compress
-from tinysubnets.method.pruning import Candidate, PruningSettings, post_prune, spare
+from tinysubnets.method.pruning import Candidate, PruningSettings, post_prune, result_of, spare
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 
@@ -58,7 +58,8 @@ def record(candidate: Candidate, layout: Layout, accuracy: Any, **how: Any) -> A
         seen.append(mask.clone())
         return accuracy(mask)
 
-    return post_prune(candidate, layout, PruningSettings(**how), measure, PATH), seen
+    steps = post_prune(candidate, layout, PruningSettings(**how), measure, PATH)
+    return result_of(steps), seen
 
 
 def test_rejected_steps_are_undone() -> None:
@@ -175,11 +176,34 @@ def test_blocks_are_ranked_by_the_sum_of_their_weights() -> None:
     assert gone == min(inside, key=lambda n: float(sums[n])) and len(seen) == 2
 
 
+def test_every_step_is_seen_before_it_is_tried() -> None:
+    candidate, layout = setting()
+    settings = PruningSettings(iterations=5, step=0.05)
+    steps = list(post_prune(candidate, layout, settings, lambda mask: 0.8, PATH))
+    assert [(s.step, s.steps, s.accuracy) for s in steps] == [(n, 5, 0.8) for n in range(1, 6)]
+    assert [s.num_kept for s in steps] == [0, 1, 2, 3, 4]  # each makes more weights spare
+
+
+def test_a_task_that_is_overtaken_between_two_steps_is_refused() -> None:
+    learn = learner(mlp(), pruning={"iterations": 3})
+    trainer = learn.begin(task("late"))
+    while not trainer.finished:
+        trainer.epoch()
+    steps = trainer.finishing()
+    assert next(steps).step == 1
+    learn.learn(task("first", seed=1))
+    with pytest.raises(TaskError, match="begin it again"):
+        list(steps)
+    assert learn.tasks == ("first",)
+
+
 def test_layers_are_picked_by_seed() -> None:
     candidate, layout = setting()
     masks = [
-        post_prune(
-            candidate, layout, PruningSettings(iterations=9), lambda m: 1.0, (seed, "task", 0)
+        result_of(
+            post_prune(
+                candidate, layout, PruningSettings(iterations=9), lambda m: 1.0, (seed, "task", 0)
+            )
         ).mask
         for seed in (0, 0, 1)
     ]

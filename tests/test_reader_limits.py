@@ -68,6 +68,7 @@ def test_no_reader_takes_more_than_four_times_the_decoded_model(tmp_path: Path) 
 
 
 @needs_linux
+@pytest.mark.slow  # test_fuzz.py insists on the same limits, in small
 def test_small_forgeries_are_refused_at_once(tmp_path: Path) -> None:
     names = ["head-of-forty-million", "head-of-a-billion", "wider-masks", "a-bank-each"]
     for name in [*names, "tasks-times-tensors"]:

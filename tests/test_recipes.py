@@ -96,8 +96,9 @@ def test_settings_and_method_are_laid_over() -> None:
     [
         ("training.epoch=5", "training.epochs"),
         ("trainig.epochs=5", "training"),
-        ("epochs=5", r"There is a setting 'training\.epochs'"),
-        ("density=0.5", r"There is a setting 'tsn\.density'"),
+        ("epoch=5", "unknown setting 'epoch'"),
+        ("density=1.5", "density"),
+        ("seed=5", "--seed"),
         ("tsn.densty=0.5", "tsn.density"),
         ("tsn.density=1.5", "density"),
         ("wsn.densty=0.5", "density"),
@@ -113,6 +114,23 @@ def test_settings_and_method_are_laid_over() -> None:
 def test_unknown_keys_are_errors(assignment: str, said: str) -> None:
     with pytest.raises(SettingError, match=said):
         recipe.load("permuted-digits", assignments=[assignment])
+
+
+def test_a_setting_needs_no_table_on_the_command_line() -> None:
+    given = ["epochs=7", "density=0.5", "iterations=3", "data.num_tasks=2"]
+    found = recipe.load("permuted-digits", assignments=given)
+    assert (found.training["epochs"], found.pruning["iterations"]) == (7, 3)
+    assert (found.learner["density"], found.data["num_tasks"]) == (0.5, 2)
+    other = recipe.load("permuted-digits", method="wsn", assignments=["density=0.4"])
+    assert other.learner["density"] == 0.4
+    named = recipe.load("permuted-digits", assignments=["density=0.4", "method=wsn"])
+    assert named.method == "wsn" and named.learner["density"] == 0.4
+
+
+def test_a_setting_of_a_file_has_its_table(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('scenario = "permuted-digits"\nepochs = 5\n')
+    with pytest.raises(SettingError, match=r"There is a setting 'training\.epochs'"):
+        recipe.load(str(tmp_path / "mine.toml"))
 
 
 def test_unknown_names_say_the_nearest() -> None:

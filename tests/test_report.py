@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import chromium
+from quick import mostly_slow
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.experiments.compare import summary as compare_summary
@@ -31,7 +32,9 @@ ALL_PICTURES = {
     "task-masks",
     "mask-overlap",
     "codebooks",
-    "accuracy-against-bytes",
+    "classes-1",
+    "classes-2",
+    "classes-3",
 }
 
 
@@ -201,6 +204,10 @@ def test_missing_extras_are_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_without_model_or_metrics_still_has_a_page(runs: Path, tmp_path: Path) -> None:
     result = read_run(runs / "tsn" / "seed-0").result | {"divergence": None, "ledger": {}}
     result["capacity"] = {}
+    result["tasks"] = [
+        {k: v for k, v in task.items() if k not in ("confusion", "class_accuracy")}
+        for task in result["tasks"]
+    ]
     (tmp_path / "result.json").write_text(json.dumps(result), encoding="utf-8")
     write_report(tmp_path)
     assert {p.stem for p in (tmp_path / "pictures").glob("*.svg")} == {
@@ -211,19 +218,131 @@ def test_a_run_without_model_or_metrics_still_has_a_page(runs: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        ("tsn.block=8",),
-        ("tsn.sharing=none", "tsn.density=0.2"),
-        ("tsn.bits=32", "data.num_tasks=1"),
-        ("tsn.codebooks=task", "tsn.memory=samples"),
-    ],
-    ids=lambda s: s[0],
+    mostly_slow(
+        [
+            "tsn.block=8",
+            "tsn.sharing=none tsn.density=0.2",
+            "tsn.bits=32 data.num_tasks=1",
+            "tsn.codebooks=task tsn.memory=samples",
+        ],
+        quick=["tsn.bits=32 data.num_tasks=1"],
+    ),
 )
-def test_every_kind_of_run_has_a_page(settings: tuple[str, ...], tmp_path: Path) -> None:
-    make_run(tmp_path, "tsn", 0, *settings)
+def test_every_kind_of_run_has_a_page(settings: str, tmp_path: Path) -> None:
+    make_run(tmp_path, "tsn", 0, *settings.split())
     write_report(tmp_path)
     drawn = {p.stem for p in (tmp_path / "pictures").glob("*.svg")}
     assert {"ownership", "task-masks", "codebooks", "mask-overlap"} <= drawn
+
+
+def test_a_page_is_called_by_the_run_s_own_name(runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    assert Run(Path("runs/birds"), result).name == "birds"
+    for folder in ("runs/best-permuted-digits/tsn/seed-0", "runs/x/tsn/seed-3-2"):
+        assert Run(Path(folder), result).name == "permuted-digits"
+    own = result | {"recipe": "~/recipes/my birds.toml", "scenario": "own"}
+    assert Run(Path("runs/my birds/tsn/seed-0"), own).name == "my birds"
+    (tmp_path / "leaves").mkdir()
+    (tmp_path / "leaves" / "result.json").write_text(json.dumps(own), encoding="utf-8")
+    text = write_report(tmp_path / "leaves").read_text(encoding="utf-8")
+    assert "<h1>leaves</h1>" in text and "<title>leaves · " in text
+    both = write_report([runs / "tsn", tmp_path / "leaves"], tmp_path / "both")
+    assert "<h1>permuted-digits, my birds</h1>" in both.read_text(encoding="utf-8")
+
+
+def test_bytes_come_first_and_settings_are_folded(page: Path, runs: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    run = read_run(runs / "tsn" / "seed-0")
+    lead = re.search(r'<p class="lead">(.*?)</p>', text)
+    assert lead is not None and run.size_bytes is not None
+    dense = 4 * run.result["ledger"]["num_weights"]
+    said = f"3 tasks in {run.size_bytes / 1e3:.1f} kB instead of {dense / 1e3:.1f} kB for one dense"
+    assert lead[1].startswith(said)
+    assert "<details><summary>Settings" in text and "paper's capacity" not in text
+    assert "Accuracy against bytes" not in text  # one dot would say nothing
+
+
+def test_tasks_and_classes_are_shown_by_name(page: Path, runs: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for index, task in enumerate(read_run(runs / "tsn" / "seed-0").tasks, 1):
+        assert f"after task {index} ({task['name']})" in text
+        assert f"<h3>{task['name']}: {100 * task['final_accuracy']:.1f} %</h3>" in text
+        counts = task["confusion"]
+        for i, j in ((0, 0), (3, 8)):
+            assert f"{i} taken for {j}: {counts[i][j]} of {sum(counts[i])}" in text
+
+
+def made_up(classes: int, extra: int = 0, **more: object) -> dict:
+    """A task of a result whose class 0 is always taken for the last one."""
+    names = [f"class {i}" for i in range(classes)]
+    counts = [[9 * (i == j) for j in range(classes + extra)] for i in range(classes)]
+    counts[0] = [0] * (classes + extra - 1) + [9]
+    shares = [float(i > 0) for i in range(classes)]
+    task = {"name": "many", "classes": names, "final_accuracy": 1 - 1 / classes}
+    return task | {"confusion": counts, "class_accuracy": shares} | more
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (made_up(4), "Most often taken wrongly: class 0 for class 3 (9 of 9)."),
+        (made_up(4, extra=1), "class 0 for classes of other tasks (9 of 9)"),
+        (made_up(40), "The 15 least accurate of 40 classes."),
+        (made_up(40, confusion=None), "The 15 least accurate of 40 classes."),
+    ],
+)
+def test_classes_that_are_confused_are_named(task: dict, said: str, tmp_path: Path) -> None:
+    from tinysubnets.report import figures
+
+    (figure,) = figures.classes(Run(tmp_path, {"tasks": [task]}))
+    assert said in figure.caption
+    drawn = ElementTree.fromstring(figure.drawing.svg())
+    assert "class 0" in {t.text for t in drawn.iter("text")}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"confusion": [[1, 2]]},
+        {"confusion": [[1, 2], [3]]},
+        {"confusion": [["x", 1], [2, 3]]},
+        {"confusion": "no", "class_accuracy": [0.5, {}]},
+        {"classes": None},
+        {"confusion": None, "class_accuracy": [None, None]},
+        {"confusion": [[0, 0], [0, 0]], "class_accuracy": []},
+    ],
+)
+def test_damaged_counts_are_left_out(damage: dict, runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    tasks = [
+        task | {"classes": ["a", "b"], "class_accuracy": []} | damage for task in result["tasks"]
+    ]
+    tasks = [{k: v for k, v in task.items() if v is not None} for task in tasks]
+    (tmp_path / "result.json").write_text(json.dumps(result | {"tasks": tasks}), encoding="utf-8")
+    assert "<h3>Classes</h3>" not in write_report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_of_many_tasks_the_least_accurate_are_shown(tmp_path: Path) -> None:
+    from tinysubnets.report import figures
+
+    tasks = [made_up(3, name=f"t{i}", final_accuracy=(i * 7 % 20) / 20) for i in range(20)]
+    shown = figures.classes(Run(tmp_path, {"tasks": tasks}))
+    wanted = sorted(sorted(range(20), key=lambda i: i * 7 % 20)[: figures.MAX_CONFUSED])
+    assert [f.key for f in shown] == [f"classes-{i + 1}" for i in wanted]
+
+
+def test_columns_end_about_together() -> None:
+    from tinysubnets.report.drawing import Drawing
+    from tinysubnets.report.figures import Figure
+    from tinysubnets.report.page import balanced
+
+    def figure(height: float) -> Figure:
+        return Figure("key", "heading", Drawing(400, height, "title"), "")
+
+    shown = [figure(height) for height in (100, 300, 300, 50, 700, 50)]
+    left, right = balanced(shown)
+    assert [*left, *right] == shown and len(left) == 3
+    assert balanced([]) == ([], [])
 
 
 def test_dense_methods_have_a_page_without_masks(tmp_path: Path) -> None:
@@ -246,7 +365,8 @@ def test_overlap_and_ownership_follow_the_masks(
     monkeypatch.setattr(figures, "CHUNK", 1000)
     drawn = figures.mask_overlap(store).drawing.svg()
     share = float((first & second).sum() / first.sum())
-    assert f"of task 1, also used by task 2: {share * 100:.0f} %" in drawn
+    sides = ("of task 1 (permutation-0)", "also used by task 2 (permutation-1)")
+    assert f"{', '.join(sides)}: {share * 100:.0f} %" in drawn
     owner = figures.owners(store, 0)
     assert torch.equal(owner == 1, first)
     assert torch.equal(owner == 2, second & ~first)
@@ -279,6 +399,9 @@ def test_pages_in_a_browser(kind: str, width: int, request: pytest.FixtureReques
     assert not seen["wide"]
     if width >= 1280:
         assert not seen["cut"], "a table is cut off where there is room for it"
+        assert all(abs(a - b) <= 1 for a, b in seen["ends"]), "columns do not end together"
+    else:
+        assert seen["cut"] and seen["swipes"] == seen["tables"], "nothing says that a table goes on"
     text = path.read_text(encoding="utf-8")
     assert len(seen["pictures"]) == text.count("<svg ")
     for picture in seen["pictures"]:

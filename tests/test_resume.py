@@ -20,6 +20,7 @@ from tinysubnets.experiments import checkpoint, recipe
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.method.pruning import PruningStep
 from tinysubnets.training.loop import EpochReport
 
 # A process that kills itself at its n-th write of a file: before the write, after a part of it,
@@ -129,17 +130,20 @@ def test_killed_by_the_clock(tmp_path: Path, undisturbed: Path) -> None:
     assert_same(path, undisturbed)
 
 
-@pytest.mark.parametrize("stop", [1, 3, 5])
-def test_saved_between_two_steps(stop: int, tmp_path: Path, undisturbed: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stop"), [(EpochReport, 1), (EpochReport, 3), (EpochReport, 5), (PruningStep, 3)]
+)
+def test_saved_between_two_steps(kind: type, stop: int, tmp_path: Path, undisturbed: Path) -> None:
     path = tmp_path / "run"
     with RunDir(path) as folder:
         experiment = Experiment.begin(plan(), folder)
         seen = 0
         for event in experiment.steps():
-            seen += isinstance(event, EpochReport)
+            seen += isinstance(event, kind)
             if seen == stop:
                 experiment.save_()
                 break
+    assert seen == stop
     with RunDir(path) as folder:
         finish(Experiment.resume(folder))
     assert_same(path, undisturbed)
@@ -156,6 +160,7 @@ def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: Path) -
     assert_same(path, undisturbed)
 
 
+@pytest.mark.slow  # quickly by test_baselines_runs.py
 @pytest.mark.parametrize("method", ["naive", "packnet", "tsn-wr-wpp"])
 def test_other_methods_go_on_too(method: str, tmp_path: Path) -> None:
     for name in ("whole", "broken"):
@@ -245,8 +250,8 @@ def test_checkpoints_keep_their_distance(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("tinysubnets.experiments.run.time.monotonic", lambda: now[0])
     with RunDir(tmp_path) as folder:
         experiment = Experiment.begin(replace(plan(), checkpoint_seconds=30.0), folder)
-        for _ in experiment.steps():
-            now[0] += 7.0
+        for event in experiment.steps():
+            now[0] += 0.0 if isinstance(event, PruningStep) else 7.0
     assert len(saved) >= 2
     assert all(later - earlier >= 30 for earlier, later in pairwise([0.0, *saved]))
     # A step that begins a task saves nothing, so two may pass.
@@ -266,12 +271,17 @@ def test_checkpoints_hold_no_pickle(tmp_path: Path) -> None:
         assert b"\x80\x04\x95" not in file.read_bytes()[:8]
 
 
-def test_second_process_is_refused(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_second_process_is_told_of_the_first(tmp_path: Path) -> None:
     with RunDir(tmp_path):
         said = tsn("run", "--out", str(tmp_path), *small_options())
         assert said.returncode == 2
         assert f"process {os.getpid()}" in said.stderr
         assert "in use" in said.stderr
+
+
+def test_second_process_is_refused(tmp_path: Path) -> None:
+    with RunDir(tmp_path):
         with pytest.raises(RunError, match="in use"):
             RunDir(tmp_path).__enter__()
     with RunDir(tmp_path):

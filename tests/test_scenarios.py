@@ -44,6 +44,13 @@ def test_permuted_digits() -> None:
     assert torch.equal(first.train.labels, second.train.labels)
 
 
+def test_digits_have_the_pixels_of_pictures() -> None:
+    for split in ("train", "test"):
+        inputs = sets.digits(split).inputs
+        assert inputs.dtype == np.uint8 and (inputs.min(), inputs.max()) == (0, 255)
+        assert len(np.unique(inputs)) == 17  # bundled as 0 to 16
+
+
 @pytest.mark.parametrize("name", ["permuted-digits", "split-digits"])
 def test_training_validation_and_test_data_never_overlap(name: str) -> None:
     made = scenarios.build(name, seed=2)

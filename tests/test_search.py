@@ -55,6 +55,7 @@ TINY = (
 )
 SPACE = {"tsn.density": Range(0.05, 0.6, is_log=True), "tsn.block": Choices((1, 2))}
 NUM_TRIALS = 13  # the sampler models what it has seen from the eleventh on
+NUM_FEW = 4
 
 
 def options(out: Path, *more: str, trials: int = 3) -> list[str]:
@@ -89,6 +90,14 @@ def done(path: Path) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search of a few trials, which the sampler has not begun to model."""
+    path = tmp_path_factory.mktemp("searches") / "short"
+    assert main(options(path, trials=NUM_FEW)) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A search that nothing has disturbed."""
     path = tmp_path_factory.mktemp("searches") / "whole"
@@ -99,10 +108,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # What a search ends with
 
 
-def test_the_study_is_one_that_optuna_reads(whole: Path) -> None:
-    study = stored(whole)
+def test_the_study_is_one_that_optuna_reads(short: Path) -> None:
+    study = stored(short)
     assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
-    assert len(study.trials) == NUM_TRIALS
+    assert len(study.trials) == NUM_FEW
     assert study.trials[0].params == {"tsn.density": 0.3, "tsn.block": 1}  # the recipe's own first
     assert {tuple(t.params) for t in study.trials} == {("tsn.density", "tsn.block")}
     assert all(t.number in {b.number for b in study.best_trials} for t in front_of(study))
@@ -114,12 +123,12 @@ def front_of(study: Any) -> list[Any]:
     return [study.trials[r.number] for r in pareto_front(results)]
 
 
-def test_the_best_recipe_runs_and_weighs_what_the_search_says(whole: Path, tmp_path: Path) -> None:
-    text = (whole / "best.toml").read_text(encoding="utf-8")
-    best = max(front_of(stored(whole)), key=lambda t: t.values[0])
+def test_the_best_recipe_runs_and_weighs_what_the_search_says(short: Path, tmp_path: Path) -> None:
+    text = (short / "best.toml").read_text(encoding="utf-8")
+    best = max(front_of(stored(short)), key=lambda t: t.values[0])
     assert tomllib.loads(text)["tsn"]["density"] == best.params["tsn.density"]
     assert f"{int(best.values[1]):,} bytes" in text
-    words = ["run", str(whole / "best.toml"), "--out", str(tmp_path / "run"), "--no-report"]
+    words = ["run", str(short / "best.toml"), "--out", str(tmp_path / "run"), "--no-report"]
     assert main([*words, "--seed", "100", "--device", "cpu"]) == 0
     model = tmp_path / "run" / "model" / "model.safetensors"
     assert model.stat().st_size == best.values[1]
@@ -128,32 +137,38 @@ def test_the_best_recipe_runs_and_weighs_what_the_search_says(whole: Path, tmp_p
     assert best.values[0] == pytest.approx(sum(valid) / len(valid))
 
 
-def test_the_picture_shows_every_complete_trial(whole: Path) -> None:
-    tree = ElementTree.parse(whole / "front.svg")
+def test_the_picture_shows_every_complete_trial(short: Path) -> None:
+    tree = ElementTree.parse(short / "front.svg")
     notes = [e.text or "" for e in tree.iter("{http://www.w3.org/2000/svg}title")]
-    complete = [t.number for t in stored(whole).trials if t.state.name == "COMPLETE"]
+    complete = [t.number for t in stored(short).trials if t.state.name == "COMPLETE"]
     shown = {note.partition(":")[0] for note in notes if note.startswith("trial ")}
     assert shown == {f"trial {number}" for number in complete}
 
 
 def test_a_finished_search_tells_again_and_takes_another_budget(
-    whole: Path, capsys: pytest.CaptureFixture[str]
+    short: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    smallest = front_of(stored(whole))[0]
-    before, budget = done(whole), f"{int(smallest.values[1])}"
-    assert main(options(whole, "--budget", budget, trials=NUM_TRIALS)) == 0
+    smallest = front_of(stored(short))[0]
+    before, budget = done(short), f"{int(smallest.values[1])}"
+    assert main(options(short, "--budget", budget, trials=NUM_FEW)) == 0
     told = capsys.readouterr().out
     assert f"{smallest.number} (best)" in told and "tsn run" in told
-    assert done(whole) == before
-    assert main(options(whole, "--budget", "10", trials=NUM_TRIALS)) == 1
+    assert done(short) == before
+    assert main(options(short, "--budget", "10", trials=NUM_FEW)) == 1
     told = capsys.readouterr().out
     assert "no trial is below the budget of 10 B" in told and "run the smallest" in told
-    density = tomllib.loads((whole / "best.toml").read_text(encoding="utf-8"))["tsn"]["density"]
+    density = tomllib.loads((short / "best.toml").read_text(encoding="utf-8"))["tsn"]["density"]
     assert density == smallest.params["tsn.density"]
-    assert main(options(whole, trials=NUM_TRIALS)) == 0  # for the tests that follow
+    assert main(options(short, trials=NUM_FEW)) == 0  # for the tests that follow
 
 
-def test_two_searches_give_equal_trials(whole: Path, tmp_path: Path) -> None:
+def test_two_searches_give_equal_trials(short: Path, tmp_path: Path) -> None:
+    assert main(options(tmp_path / "again", trials=3)) == 0
+    assert done(tmp_path / "again") == done(short)[:3]
+
+
+@pytest.mark.slow
+def test_two_longer_searches_give_equal_trials(whole: Path, tmp_path: Path) -> None:
     assert main(options(tmp_path / "again", trials=NUM_TRIALS)) == 0
     assert done(tmp_path / "again") == done(whole)
     assert main(options(tmp_path / "other", "--seed", "1", trials=3)) == 0
@@ -161,9 +176,9 @@ def test_two_searches_give_equal_trials(whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_search_or_of_a_run_is_refused(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(options(whole, "--set", "training.lr=0.01")) == 2
+    assert main(options(short, "--set", "training.lr=0.01")) == 2
     assert "training.lr is 0.003 there and 0.01 here" in capsys.readouterr().err
     (tmp_path / "config.toml").write_text("", encoding="utf-8")
     assert main(options(tmp_path)) == 2

@@ -13,6 +13,7 @@ import torch
 
 import models
 from nets import learner, mlp, task
+from quick import mostly_slow
 from tinysubnets.errors import TaskError
 from tinysubnets.experiments import methods
 from tinysubnets.experiments.methods import METHODS
@@ -54,7 +55,7 @@ class Yielding(SubnetStore):
                 self.meet.reset()
 
 
-@pytest.mark.parametrize("kept", [1, 3, 32])
+@pytest.mark.parametrize("kept", mostly_slow([1, 3, 32], quick=[3]))
 def test_eight_threads_each_get_their_own_task(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinysubnets.model.store.MAX_DECODED", kept, raising=False)
     plain = models.store(tasks=8)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from nets import TRAINING, Residual, data, learner, mlp, stack, task
+from quick import mostly_slow
 from tinysubnets.baselines.ewc import EWC
 from tinysubnets.baselines.gem import GEM
 from tinysubnets.baselines.joint import Naive
@@ -39,7 +40,7 @@ def trainer(net: nn.Module | None = None, shape: Any = (6,), **how: Any) -> Subn
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("bits", [3, 32])
+@pytest.mark.parametrize("bits", mostly_slow([3, 32], quick=[3]))
 def test_a_restored_state_goes_on_as_if_never_interrupted(name: str, bits: int) -> None:
     settings: dict[str, Any] = WAYS[name] | {"epochs": 5, "bits": bits}
     through = trainer(Residual(), (1, 6, 6), **settings)
@@ -108,7 +109,7 @@ def states(running: Any) -> list[dict[str, torch.Tensor]]:
 
 # The compiler itself instantiates autograd functions, which torch deprecates.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("method", ["tsn", "ewc", "gem"])
+@pytest.mark.parametrize("method", mostly_slow(["tsn", "ewc", "gem"], ["tsn"]))
 @pytest.mark.parametrize("wrap", [Wrapper, in_one_process, by_the_compiler])
 def test_a_wrapper_around_the_module_is_trained_through_to_the_same_numbers(
     method: str, wrap: Any, process_group: None

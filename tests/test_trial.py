@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nets import learner, mlp, stack, task
+from quick import mostly_slow
 from tinysubnets.baselines.joint import Naive
 from tinysubnets.errors import ArchitectureError
 from tinysubnets.nn.architecture import Architecture
@@ -351,7 +352,7 @@ ACCEPTED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", mostly_slow(["sgd", "adam", "adamw"], quick=["adamw"]))
 def test_ordinary_networks_are_learned_with_every_optimizer(name: str, optimizer: str) -> None:
     make, shape = ACCEPTED[name]
     training = {"optimizer": optimizer, "momentum": 0.9, "lr": 0.01, "weight_decay": 0.01}

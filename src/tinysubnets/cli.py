@@ -11,15 +11,22 @@ import sys
 from collections.abc import Sequence
 
 from tinysubnets import __version__
-from tinysubnets.commands import compare, model, report, run, search
-from tinysubnets.errors import ArtifactError, TinySubNetsError
+from tinysubnets.commands import compare, demo, model, report, run, search, serve, settings
+from tinysubnets.errors import ArtifactError, TinySubNetsError, unknown
 from tinysubnets.text import for_terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit status: 2 after an error, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser().parse_args(words)
+    made, commands = _built()
+    if not words:
+        made.print_help()
+        return 0
+    if not words[0].startswith("-") and words[0] not in commands:
+        say(unknown("command", words[0], commands) + " See tsn --help.")
+        return 2
+    options = made.parse_args(words)
     options.given = words  # for commands that start themselves again in other processes
     try:
         return int(options.run(options) or 0)
@@ -52,11 +59,16 @@ def say(message: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; `run` of what it parses is the command."""
+    return _built()[0]
+
+
+def _built() -> tuple[argparse.ArgumentParser, list[str]]:
+    """The parser of all commands, and their names."""
     made = argparse.ArgumentParser(
         prog="tsn", description="One network, many tasks, not one bit forgotten."
     )
     made.add_argument("--version", action="version", version=f"tinysubnets {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (run, compare, search, model, report):
+    for module in (demo, run, settings, compare, search, model, serve, report):
         module.add_parsers(commands)
-    return made
+    return made, list(commands.choices)

@@ -7,16 +7,20 @@ are errors that name the nearest known key, and values are checked against the a
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tinysubnets.errors import SettingError, unknown
 
 T = TypeVar("T")
 MOST_THREADS = 1024  # with many more than it can start, torch ends the process
+# A line of a docstring that explains one or more names, up to the next one or an empty line.
+_BULLET = re.compile(r"^- ((?:`\w+`(?:, )?)+): (.*?)(?=\n- |\n\n|\n\Z|\Z)", re.M | re.S)
 
 # Settings of version 0.1 with another name today. Model files and run folders of that version are
 # read through these tables; in recipes and assignments an old name is an error that tells the new.
@@ -194,12 +198,20 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
     raise SettingError(f"{path} = {value!r} is not allowed; expected {_describe(hint)}.")
 
 
+_PLURALS = {int: "integers", float: "numbers", str: "strings"}
+
+
 def _describe(hint: Any) -> str:
     """The annotated type in words."""
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(repr(a) for a in typing.get_args(hint))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join(_describe(a) for a in typing.get_args(hint))
+    if typing.get_origin(hint) in (tuple, list, Sequence):
+        (inner, *_) = typing.get_args(hint)
+        return f"a list of {_PLURALS.get(inner, 'values')}"
+    if typing.get_origin(hint) is dict:
+        return "a table"
     names = {
         int: "an integer",
         float: "a number",
@@ -208,6 +220,78 @@ def _describe(hint: Any) -> str:
         type(None): '"none"',
     }
     return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SettingDoc:
+    """One setting as people read about it.
+
+    - `key`: its name, with dots where it is in a table of its own.
+    - `default`: its value where none is given; None where it must be given, see `is_required`.
+    - `allowed`: the values it may have, in words.
+    - `meaning`: what it does; settings that are explained together have the same text.
+    - `is_required`: whether there is no default.
+    """
+
+    key: str
+    default: Any
+    allowed: str
+    meaning: str
+    is_required: bool = False
+
+
+def documented(made: Any, prefix: str = "") -> list[SettingDoc]:
+    """Every setting of a settings dataclass or of a function, with what its docstring says of it.
+
+    Docstrings have lines such as "- `lr`, `min_lr`: the learning rate …"; those of base classes
+    count too. What is allowed is what the class itself says when it refuses a value.
+    """
+    hints = typing.get_type_hints(made)
+    texts = _meanings(made)
+    out = []
+    for name, parameter in inspect.signature(made).parameters.items():
+        hint, default = hints.get(name, Any), parameter.default
+        if dataclasses.is_dataclass(hint):
+            out += documented(hint, f"{prefix}{name}.")
+            continue
+        if isinstance(made, type):  # a default that is made anew for each has no other place
+            field = next(f for f in dataclasses.fields(made) if f.name == name)
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+        is_required = default is parameter.empty
+        allowed = _allowed(made, name, hint)
+        shown = None if is_required else default
+        out.append(SettingDoc(f"{prefix}{name}", shown, allowed, texts.get(name, ""), is_required))
+    return out
+
+
+def _meanings(made: Any) -> dict[str, str]:
+    """What the docstrings of a class and its bases, or of a function, say of each name."""
+    found: dict[str, str] = {}
+    for source in reversed(made.__mro__) if isinstance(made, type) else (made,):
+        text = (
+            inspect.getdoc(source) if source is made else source.__doc__ and inspect.getdoc(source)
+        )
+        for names, meaning in _BULLET.findall(f"{text or ''}\n"):
+            for name in re.findall(r"`(\w+)`", names):
+                found[name] = " ".join(meaning.split()).replace("`", "")
+    return found
+
+
+def _allowed(made: Any, name: str, hint: Any) -> str:
+    """The values that a setting may have: its type, and what a refusal of a wild number says."""
+    wild: Any = -(10**9)
+    if isinstance(made, type) and any(t in (int, float) for t in (hint, *typing.get_args(hint))):
+        try:
+            build(made, {name: wild})
+        except SettingError as error:
+            named, _, told = str(error).rpartition("give ")
+            if re.search(rf"\b{name} ?=", named):
+                return told.partition(" (now")[0].rstrip(".")
+    values = [a for h in (hint, *typing.get_args(hint)) for a in typing.get_args(h)]
+    if values and typing.get_origin(hint) is typing.Literal:
+        return " or ".join([", ".join(map(str, values[:-1])), str(values[-1])])
+    return _describe(hint).replace("'", "").replace('"', "")
 
 
 def check_threads(count: Any) -> None:

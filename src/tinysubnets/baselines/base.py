@@ -68,7 +68,7 @@ from tinysubnets.nn.init import (
     old_weights_hash,
     weights_hash,
 )
-from tinysubnets.tasks.checks import check_numbers
+from tinysubnets.tasks.checks import check_numbers, task_and_inputs
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.sources import batches
@@ -270,6 +270,7 @@ class DenseLearner:
         *,
         training: TrainingSettings | Mapping[str, Any] | None = None,
         pruning: Any = None,
+        routing: Any = None,
         device: str | torch.device = "auto",
         **settings: Any,
     ) -> None:
@@ -277,7 +278,7 @@ class DenseLearner:
 
         - `architecture`: the network.
         - `training`: how every task is trained, `TrainingSettings` or their values by name.
-        - `pruning`: not used; every method is built with the same arguments.
+        - `pruning`, `routing`: not used; every method is built with the same arguments.
         - `device`: where it computes, "auto" for a GPU if there is one.
         - `settings`: those of the method by name, see its settings class, and those of training.
         """
@@ -472,8 +473,11 @@ class DenseLearner:
             parts.append(answers[:, start:stop].cpu())
         return torch.cat(parts) if parts else torch.empty(0, stop - start)
 
-    def predict(self, task: str | None, inputs: Any) -> np.ndarray:
-        """The user's own labels for raw inputs; with the task unknown see also `classes`."""
+    def predict(self, task: Any = None, inputs: Any = None) -> np.ndarray:
+        """The user's own labels for raw inputs: `predict(task, inputs)`, or `predict(inputs)` where
+        the scenario type allows it; see also `classes`.
+        """
+        task, inputs = task_and_inputs(task, inputs)
         chosen = self.logits(task, inputs).argmax(1).numpy()
         if task is not None:
             return np.array(self._known(task).classes)[chosen]

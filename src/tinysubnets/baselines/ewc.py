@@ -46,7 +46,7 @@ _CHUNK_VALUES = 1 << 25  # how many entries of per-sample Jacobians are held at 
 class EWCSettings(DenseSettings):
     """EWC's settings.
 
-    - `penalty_weight`: λ.
+    - `penalty_weight`: λ, how strongly weights are held.
     - `fisher_samples`: how many training samples the Fisher information is the mean of.
     - `fisher`: "exact" takes the expectation over the network's own answers, as the Fisher
       information is defined; "empirical" the given labels, as many implementations do.
@@ -57,11 +57,11 @@ class EWCSettings(DenseSettings):
     fisher: Literal["exact", "empirical"] = "exact"
 
     def __post_init__(self) -> None:
-        if self.penalty_weight < 0 or self.fisher_samples < 1:
-            raise SettingError(
-                f"penalty_weight = {self.penalty_weight!r} and fisher_samples = "
-                f"{self.fisher_samples!r} are not allowed; give at least 0 and at least 1."
-            )
+        for name, least in (("penalty_weight", 0), ("fisher_samples", 1)):
+            if getattr(self, name) < least:
+                raise SettingError(
+                    f"{name} = {getattr(self, name)!r} is not allowed; give at least {least}."
+                )
 
 
 class EWCModule(DenseModule):

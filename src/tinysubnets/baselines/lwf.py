@@ -31,18 +31,22 @@ from tinysubnets.tasks.task import Task
 class LwFSettings(DenseSettings):
     """LwF's settings.
 
-    - `distillation_weight`: λ.
-    - `temperature`: T.
+    - `distillation_weight`: λ, how much old answers count beside new labels.
+    - `temperature`: T, which softens the answers that are compared.
     """
 
     distillation_weight: float = 1.0
     temperature: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.distillation_weight < 0 or self.temperature <= 0:
+        if self.distillation_weight < 0:
             raise SettingError(
-                f"distillation_weight = {self.distillation_weight!r} and temperature = "
-                f"{self.temperature!r} are not allowed; give at least 0 and more than 0."
+                f"distillation_weight = {self.distillation_weight!r} is not allowed; "
+                "give at least 0."
+            )
+        if self.temperature <= 0:
+            raise SettingError(
+                f"temperature = {self.temperature!r} is not allowed; give more than 0."
             )
 
 

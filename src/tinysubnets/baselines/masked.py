@@ -18,10 +18,17 @@ from tinysubnets import config
 from tinysubnets.coding.seven_task_huffman import seven_tasks_size
 from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import bank_with_room, last_bank
-from tinysubnets.method.base import ScenarioType, State, check_scenario_type
+from tinysubnets.method.base import ScenarioType, State
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
-from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
+from tinysubnets.method.core import (
+    MaskedCore,
+    MaskedLearner,
+    SubnetReport,
+    SubnetTrainer,
+    at_once,
+)
 from tinysubnets.model.bank import Bank
+from tinysubnets.model.routing import RoutingSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision, CodebookTensor
 from tinysubnets.nn.architecture import Architecture
@@ -38,8 +45,14 @@ LEAST_BITS = 2
 
 def _rebuilt(cls: Any, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Any:
     """A learner of the class with the settings that its store recorded."""
-    settings, training = record[cls.name], record.get("training")
-    return cls(store.architecture, training=training, device=device, store=store, **settings)
+    return cls(
+        store.architecture,
+        training=record.get("training"),
+        routing=record.get("routing"),
+        device=device,
+        store=store,
+        **record[cls.name],
+    )
 
 
 # WSN ----------------------------------------------------------------------------------------------
@@ -47,7 +60,12 @@ def _rebuilt(cls: Any, store: SubnetStore, record: Mapping[str, Any], device: An
 
 @dataclass(frozen=True)
 class WSNSettings:
-    """What WSN does with each task: `density` is the share of weights its mask keeps."""
+    """What WSN does with each task.
+
+    - `density`: the share of weights its mask keeps.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `scenario_type`: "task-IL": the task of an input is known.
+    """
 
     density: float = 0.5
     init: Literal["seeded", "pretrained"] = "seeded"
@@ -56,7 +74,6 @@ class WSNSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_scenario_type("wsn", self.scenario_type, ("task-IL",))
         if not 0 < self.density <= 1:
             raise SettingError(
                 f"density = {self.density!r} is not allowed; give a share above 0, at most 1."
@@ -81,6 +98,7 @@ class WSN(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; nothing is pruned
+        routing: RoutingSettings | Mapping | None = None,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
@@ -88,7 +106,7 @@ class WSN(MaskedLearner):
         own, trained = config.build_with(
             WSNSettings, settings, training=(TrainingSettings, training)
         )
-        core = MaskedCore(architecture, own, trained, device=device, store=store)
+        core = MaskedCore(architecture, own, trained, device=device, store=store, routing=routing)
         record = {"wsn": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
 
@@ -110,7 +128,7 @@ class WSN(MaskedLearner):
             task,
             decision,
             module,
-            _as_trained,
+            at_once(_as_trained),
             task_params=TaskParamSettings(32),
             reports=self.reports,
         )
@@ -218,7 +236,7 @@ class PruneRetrainTrainer:
             task,
             decision,
             module,
-            compress,
+            at_once(compress),
             task_params=TaskParamSettings(32),
             reports=reports,
             training=self._phase(),
@@ -289,10 +307,13 @@ class PruneRetrainTrainer:
 class PackNetSettings:
     """What PackNet does with each task.
 
-    - `density`: the share a task keeps, `of` "all" weights of a layer or, as in the paper, of those
-      still "free".
-    - `retrain`: the share of all epochs that follows pruning; `retrain_factor` scales their rate.
+    - `density`, `of`: the share a task keeps, of "all" weights of a layer or, as in the paper, of
+      those still "free".
+    - `retrain`, `retrain_factor`: the share of all epochs that follows pruning, and what scales
+      their learning rate.
     - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `scenario_type`: "task-IL": the task of an input is known.
     """
 
     density: float = 0.1
@@ -307,7 +328,6 @@ class PackNetSettings:
 
     def __post_init__(self) -> None:
         check_shares(self.density, self.retrain, self.retrain_factor)
-        check_scenario_type("packnet", self.scenario_type, ("task-IL",))
 
 
 class PackNet(MaskedLearner):
@@ -328,6 +348,7 @@ class PackNet(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; this is TSN's
+        routing: RoutingSettings | Mapping | None = None,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
@@ -335,7 +356,15 @@ class PackNet(MaskedLearner):
         own, trained = config.build_with(
             PackNetSettings, settings, training=(TrainingSettings, training)
         )
-        core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
+        core = MaskedCore(
+            architecture,
+            own,
+            trained,
+            block=own.block,
+            device=device,
+            store=store,
+            routing=routing,
+        )
         record = {"packnet": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
 
@@ -390,14 +419,16 @@ def check_shares(density: float, retrain: float, factor: float) -> None:
 class AdaQPackNetSettings:
     """What Ada-QPackNet does with each task.
 
-    - `density`: the largest share of a layer's weights a task may keep; it keeps fewer, by steps of
-      `shrink`, while validation accuracy loses at most `pruning_tolerance`.
+    - `density`, `shrink`, `pruning_tolerance`: the largest share of a layer's weights a task may
+      keep; it keeps fewer, by steps of `shrink`, while validation accuracy loses at most that.
     - `retrain`: the share of all epochs that the kept weights are trained for, from the values they
       started with.
     - `first_bits`, `tolerance`: codes shrink from that width while the validation accuracy lost
       stays within the tolerance.
     - `max_banks`: how many banks may be opened, one when the last is full.
     - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `scenario_type`: "task-IL": the task of an input is known.
     """
 
     density: float = 0.1
@@ -415,7 +446,6 @@ class AdaQPackNetSettings:
 
     def __post_init__(self) -> None:
         check_shares(self.density, self.retrain, 1.0)
-        check_scenario_type("ada-qpacknet", self.scenario_type, ("task-IL",))
         if not 0 < self.shrink < 1:
             raise SettingError(f"shrink = {self.shrink!r} is not allowed; give a share below 1.")
         if not LEAST_BITS <= self.first_bits <= 8:
@@ -441,6 +471,7 @@ class AdaQPackNet(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: Any = None,  # every method is built with the same arguments; this is TSN's
+        routing: RoutingSettings | Mapping | None = None,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
@@ -448,7 +479,15 @@ class AdaQPackNet(MaskedLearner):
         own, trained = config.build_with(
             AdaQPackNetSettings, settings, training=(TrainingSettings, training)
         )
-        core = MaskedCore(architecture, own, trained, block=own.block, device=device, store=store)
+        core = MaskedCore(
+            architecture,
+            own,
+            trained,
+            block=own.block,
+            device=device,
+            store=store,
+            routing=routing,
+        )
         record = {"ada-qpacknet": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
 

@@ -33,7 +33,10 @@ from tinysubnets.tasks.task import Split, Task
 
 @dataclass(frozen=True)
 class ReplaySettings(DenseSettings):
-    """Replay's and GDumb's settings: `buffer_size` is the number of samples kept in all."""
+    """Replay's and GDumb's settings.
+
+    - `buffer_size`: how many samples are kept of all tasks together.
+    """
 
     buffer_size: int = 500
 

@@ -15,9 +15,10 @@ import torch
 from tinysubnets import config
 from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import new_bank
-from tinysubnets.method.base import ScenarioType, check_scenario_type
+from tinysubnets.method.base import ScenarioType
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
-from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetTrainer
+from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetTrainer, at_once
+from tinysubnets.model.routing import RoutingSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
 from tinysubnets.nn.architecture import Architecture
@@ -34,7 +35,8 @@ class SeparateSettings:
     - `density_exponent`: above 0 small layers stay denser, by their size to this power.
     - `bits`: the width of a code, 1 to 8, trained in during the second half; 32 quantizes nothing.
     - `task_param_bits`, `task_param_tolerance`: as for TinySubNets.
-    - `scale`: how wide first values are spread.
+    - `init`, `scale`: where values start from, and how wide the random ones are spread.
+    - `scenario_type`: "task-IL": the task of an input is known.
     """
 
     density: float = 1.0
@@ -48,7 +50,6 @@ class SeparateSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_scenario_type("separate", self.scenario_type, ("task-IL",))
         if not 0 < self.density <= 1:
             raise SettingError(
                 f"density = {self.density!r} is not allowed; give a share above 0, at most 1."
@@ -70,20 +71,28 @@ class SeparateNetworks(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: object = None,
-        device: str | torch.device = "cpu",
+        routing: RoutingSettings | Mapping | None = None,
+        device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
     ) -> None:
-        own = config.build(SeparateSettings, settings)
-        trained = config.build(TrainingSettings, training, "training")
-        core = MaskedCore(architecture, own, trained, device=device, store=store)
+        own, trained = config.build_with(
+            SeparateSettings, settings, training=(TrainingSettings, training)
+        )
+        core = MaskedCore(architecture, own, trained, device=device, store=store, routing=routing)
         record = {"separate": config.to_dict(own), "training": config.to_dict(trained)}
         super().__init__(core, own, record)
 
     @classmethod
     def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
-        settings, training = record[cls.name], record.get("training")
-        return cls(store.architecture, training=training, device=device, store=store, **settings)
+        return cls(
+            store.architecture,
+            training=record.get("training"),
+            routing=record.get("routing"),
+            device=device,
+            store=store,
+            **record[cls.name],
+        )
 
     def _begin(self, task: Task) -> SubnetTrainer:
         """Set up the training of a fresh network, pruned and quantized on the way."""
@@ -96,7 +105,7 @@ class SeparateNetworks(MaskedLearner):
             task,
             BankDecision(bank, "a network of its own"),
             module,
-            self._compress,
+            at_once(self._compress),
             task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
             reports=self.reports,
         )

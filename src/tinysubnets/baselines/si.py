@@ -35,7 +35,7 @@ from tinysubnets.tasks.task import Task
 class SISettings(DenseSettings):
     """SI's settings.
 
-    - `penalty_weight`: c.
+    - `penalty_weight`: c, how strongly weights are held.
     - `damping`: ξ, which keeps the importance of weights that hardly moved finite.
     """
 
@@ -43,11 +43,12 @@ class SISettings(DenseSettings):
     damping: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.penalty_weight < 0 or self.damping <= 0:
+        if self.penalty_weight < 0:
             raise SettingError(
-                f"penalty_weight = {self.penalty_weight!r} and damping = {self.damping!r} are not "
-                "allowed; give at least 0 and more than 0."
+                f"penalty_weight = {self.penalty_weight!r} is not allowed; give at least 0."
             )
+        if self.damping <= 0:
+            raise SettingError(f"damping = {self.damping!r} is not allowed; give more than 0.")
 
 
 class SIModule(DenseModule):

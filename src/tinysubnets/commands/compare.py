@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from tinysubnets.errors import SettingError
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
+    from tinysubnets.experiments.cluster import Cluster, ClusterRuns
     from tinysubnets.experiments.compare import Comparison
 
 
@@ -41,6 +44,14 @@ def add_parsers(commands: Any) -> None:
     compare.add_argument("--seeds", type=int, default=5, metavar="N", help="(default: 5)")
     compare.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: cores)")
     compare.add_argument("--out", required=True, metavar="DIR", help="the folder of all runs")
+    add_cluster_options(compare, "run")
+    compare.add_argument(
+        "--retries",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how often a run that lost its machine of a cluster is run again (default: 2)",
+    )
     add_run_options(compare)
     add_output_options(compare)
     compare.set_defaults(run=_compare)
@@ -56,9 +67,12 @@ def _compare(options: argparse.Namespace) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise SettingError(f"--jobs {options.jobs}: at least one run must go on at a time.")
     check_tensorboard(options)
-    comparison = planned(options, methods)
-    with interruptible(comparison.stop, "stopping; the runs save what they have"):
-        compare.run_all(comparison)
+    with contextlib.ExitStack() as held:
+        cluster = None if options.cluster is None else held.enter_context(_cluster_runs(options))
+        comparison = planned(options, methods, cluster)
+        said = "stopping; the runs save what they have"
+        with interruptible(comparison.stop, said):
+            compare.run_all(comparison)
     print(f"\n{compare.summary(Path(options.out), methods)}")
     failed = [j for j in comparison.jobs if j.state == "failed" and j.detail != "stopped"]
     for job in failed:
@@ -107,7 +121,52 @@ def chosen_methods(options: argparse.Namespace) -> list[str]:
     return out
 
 
-def planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
+def add_cluster_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """The options on the machines of a cluster; `what` is run there, one or many."""
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help=f"{what}s on the machines of a Ray cluster: auto for the one this machine belongs to, "
+        "or host:port of its head",
+    )
+    parser.add_argument(
+        "--gpus",
+        type=float,
+        metavar="X",
+        help=f"GPUs of each {what} on a cluster, 0.25 for a quarter of one (default: 1 where there "
+        "are any, 0 with --device cpu); CPUs are as many as --threads",
+    )
+
+
+def cluster_of(options: argparse.Namespace) -> Cluster:
+    """The cluster asked for, not connected yet."""
+    from tinysubnets.experiments.cluster import Cluster
+
+    if options.gpus is not None and options.gpus < 0:
+        raise SettingError(f"--gpus {options.gpus}: give 0 or more.")
+    gpus = 0.0 if options.device == "cpu" else options.gpus
+    return Cluster(options.cluster, cpus=options.threads or 1, gpus=gpus)
+
+
+@contextlib.contextmanager
+def _cluster_runs(options: argparse.Namespace) -> Iterator[ClusterRuns]:
+    """Runs on the cluster asked for; paths are made such that its machines know them."""
+    from tinysubnets.experiments.cluster import ClusterRuns
+
+    if options.retries < 0:
+        raise SettingError(f"--retries {options.retries}: give 0 or more.")
+    if options.recipe.endswith(".toml"):
+        options.recipe = str(Path(options.recipe).expanduser().resolve())
+    if options.data is not None:
+        options.data = str(Path(options.data).expanduser().resolve())
+    with cluster_of(options) as cluster:
+        with ClusterRuns(cluster, Path(options.out), retries=options.retries) as runs:
+            yield runs
+
+
+def planned(
+    options: argparse.Namespace, methods: list[str], cluster: ClusterRuns | None = None
+) -> Comparison:
     """All runs of the comparison; mistakes show here, before the first one begins."""
     from tinysubnets.experiments import compare, recipe
 
@@ -130,9 +189,11 @@ def planned(options: argparse.Namespace, methods: list[str]) -> Comparison:
         for told in methods:
             folder = Path(options.out) / told.replace(":", "-") / f"seed-{seed}"
             compare.check_settings(folder, recipes[told])
-            arguments = run_arguments(options, told, seed, folder)
+            arguments = run_arguments(options, told, seed)
             jobs.append(compare.Job(told, seed, folder, arguments, threads))
-    return compare.Comparison(jobs, at_a_time)
+    if cluster is not None:
+        at_a_time = options.jobs or len(jobs)  # they wait there for a machine
+    return compare.Comparison(jobs, at_a_time, cluster)
 
 
 def _scenario_type(told: str) -> list[str]:
@@ -141,13 +202,11 @@ def _scenario_type(told: str) -> list[str]:
     return [f"{method}.scenario_type={scenario_type}"] if scenario_type else []
 
 
-def run_arguments(
-    options: argparse.Namespace, told: str, seed: int, folder: Path
-) -> tuple[str, ...]:
-    """The arguments of `tsn run` for one run of a comparison."""
+def run_arguments(options: argparse.Namespace, told: str, seed: int) -> tuple[str, ...]:
+    """The arguments of `tsn run` for one run of a comparison, without its folder."""
     method = told.partition(":")[0]
     arguments = ["run", options.recipe, "--method", method, "--seed", str(seed)]
-    arguments += ["--out", str(folder), "--device", options.device, "--no-report"]
+    arguments += ["--device", options.device, "--no-report"]
     arguments += ["--checkpoint-seconds", str(options.checkpoint_seconds)]
     if options.matrix is not None:
         arguments += ["--matrix", options.matrix]

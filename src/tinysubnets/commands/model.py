@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from tinysubnets.format.onnx import Exported
     from tinysubnets.method.base import Learner, TaskTrainer
     from tinysubnets.model.removal import Removal
     from tinysubnets.model.store import SubnetStore
@@ -111,6 +112,7 @@ def add_parsers(subparsers: Any) -> None:
     _add_rename(subparsers)
     _add_remove(subparsers)
     _add_export(subparsers)
+    _add_patch(subparsers)
 
 
 def _add_predict(subparsers: Any) -> None:
@@ -188,11 +190,40 @@ def _add_export(subparsers: Any) -> None:
     add_task(export)
     export.add_argument("out", metavar="OUT.onnx", help="the file to write, .onnx or .pt2")
     export.add_argument("--plain", action="store_true", help="float32 weights instead of codes")
-    export.add_argument("--int8", action="store_true", help="static quantization; needs --data")
+    export.add_argument(
+        "--int8",
+        action="store_true",
+        help="static quantization; needs --data, and writes OUT.md: accuracy and time beside float",
+    )
     export.add_argument(
         "--data", metavar="FOLDER", help="images per class, or .npz, to calibrate and measure with"
     )
     add_net(export)
+
+
+def _add_patch(subparsers: Any) -> None:
+    diff = subparsers.add_parser(
+        "diff",
+        help="only what a model has learned since, as a patch",
+        description="Only what a model has learned since, as a patch for `tsn apply`.",
+    )
+    diff.add_argument("model", metavar="OLD", help=f"what devices have: {_MODEL}")
+    diff.add_argument("new", metavar="NEW", help="the same model with more tasks")
+    diff.add_argument(
+        "--out", default="model.tsnpatch", metavar="PATCH", help="default: model.tsnpatch"
+    )
+    diff.set_defaults(run=_diff)
+    apply = subparsers.add_parser(
+        "apply",
+        help="put the new model that a patch makes in the place of the old one",
+        description="Put the new model that a patch makes in the place of the old one, bit for bit "
+        "and at one instant.",
+    )
+    apply.add_argument("model", metavar="OLD", help=_MODEL)
+    apply.add_argument("patch", metavar="PATCH", help="what `tsn diff` wrote")
+    apply.add_argument("--out", metavar="NEW", help="leave OLD, and write to this folder or file")
+    add_net(apply)
+    apply.set_defaults(run=_apply)
 
 
 # Commands.
@@ -482,6 +513,32 @@ def _agreed(count: int) -> bool:
     return input(f"remove these {count} tasks too? [y/N] ").strip().lower() in ("y", "yes")
 
 
+def _diff(options: argparse.Namespace) -> int:
+    from tinysubnets.format import model_path
+    from tinysubnets.format.patch import write_patch
+
+    old, new, out = model_path(options.model), model_path(options.new), Path(options.out)
+    size = write_patch(old, new, out)
+    print(f"{out}: {size:,} bytes, instead of {new.stat().st_size:,} for the whole model")
+    return 0
+
+
+def _apply(options: argparse.Namespace) -> int:
+    from tinysubnets.format import FILE_NAME, model_path
+    from tinysubnets.format.patch import patch_file
+
+    out = None
+    if options.out is not None:
+        given = Path(options.out)
+        out = given if given.suffix == ".safetensors" else given / FILE_NAME
+    old = model_path(options.model) if out is not None else _writable(options.model)
+    is_new = patch_file(old, Path(options.patch), out, own_network(options))
+    place = out or old
+    told = "the new model" if is_new else "is that model already"
+    print(f"{place}: {told}, {place.stat().st_size:,} bytes")
+    return 0
+
+
 def _writable(model: str) -> Path:
     """The model file, in a folder that can be written to."""
     from tinysubnets.format import model_path
@@ -507,6 +564,7 @@ def _placed(assignment: str, method: str) -> str:
 
     from tinysubnets.experiments import methods
     from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
     key = assignment.partition("=")[0].strip()
@@ -516,6 +574,7 @@ def _placed(assignment: str, method: str) -> str:
         method: methods.settings_class(method),
         "training": TrainingSettings,
         "pruning": PruningSettings,
+        "routing": RoutingSettings,
     }
     tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
     if key not in tables:
@@ -581,7 +640,31 @@ def _export(options: argparse.Namespace) -> int:
         exported = export.onnx_accuracy(done.path, *data)
         live = float((store.predict(options.task, data[0]) == data[1]).mean())
         print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
+        if options.int8:
+            print(_int8_card(store, options.task, done, data))
     return 0
+
+
+def _int8_card(
+    store: SubnetStore, task: str, done: Exported, data: tuple[np.ndarray, np.ndarray]
+) -> str:
+    """Measure int8 beside float32, and write the table beside the exported file."""
+    import tempfile
+
+    from tinysubnets.files import atomic_write
+    from tinysubnets.format import onnx as export
+
+    inputs, labels = data
+    about = f"the {len(inputs)} samples of --data, by which ranges were calibrated as well"
+    if len(inputs) >= 2 * CALIBRATION:
+        inputs, labels = inputs[CALIBRATION:], labels[CALIBRATION:]
+        about = f"{len(inputs)} samples of --data that nothing was calibrated with"
+    with tempfile.TemporaryDirectory() as folder:
+        plain = export.to_onnx(store, task, Path(folder) / "float.onnx")
+        card = export.export_card(task, {"float32": plain, "int8": done}, inputs, labels, about)
+    place = done.path.with_suffix(".md")
+    atomic_write(place, card.encode())
+    return f"{card.partition(LINE_END * 2)[2].rstrip()}{LINE_END}written to {place}"
 
 
 def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
@@ -664,10 +747,9 @@ def show_model(found: Mapping[str, Any]) -> None:
         title = "overlap of masks: shared by both / held by either"
         print(f"\n{title}\n{_overlap(found['tasks'], found['overlap'])}")
     print(
-        f"\nfile {_percent(ledger['file'])} of the dense network; paper view "
-        f"{_percent(ledger['paper'])} (codes, codebooks, coded masks; the paper's own formula "
-        "counts prefix and bank bits and raw masks); worked-example view "
-        f"{_percent(ledger['worked_example'])}"
+        f"\n{_percent(ledger['file'])} of the dense network ({4 * found['num_weights']:,} bytes); "
+        f"{_percent(ledger['paper'])} by the paper's way of counting: codes, codebooks and masks "
+        "alone (its own formula counts prefix and bank bits and raw masks)"
     )
     print(
         f"masks: {masks['stored_bytes']:,} bytes stored, {masks['seven_task_huffman_bytes']:,} as "

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -57,7 +58,9 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--out", metavar="DIR", help="the run folder (default: below runs/)")
     run.add_argument(
         "--embed-base",
-        action="store_true",
+        action="append_const",
+        dest="assignments",
+        const="network.embed_base=true",
         help="put the weights of a frozen base into the model, so that it can be used without them",
     )
     add_run_options(run)
@@ -114,7 +117,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return _together(options, _begin)
+    return _together(options, begin)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -126,7 +129,7 @@ def _together(options: argparse.Namespace, work: Callable[[argparse.Namespace], 
     wanted = options.processes
     if wanted is not None and wanted < 1:
         raise SettingError(f"--processes {wanted}: at least one process is needed.")
-    if "WORLD_SIZE" not in os.environ:
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         if wanted is not None and wanted > 1:
             return processes.launch(wanted, options.given)
         return work(options)
@@ -137,21 +140,29 @@ def _together(options: argparse.Namespace, work: Callable[[argparse.Namespace], 
         )
     from tinysubnets.training.distributed import process_group
 
-    with process_group(getattr(options, "device", "auto")):
+    with process_group(_device(options)):
         return work(options)
 
 
-def _begin(options: argparse.Namespace) -> int:
+def _device(options: argparse.Namespace) -> str:
+    """Where the run trains: as asked for, or, where it goes on, as it has before."""
+    if hasattr(options, "device"):
+        return str(options.device)
+    with contextlib.suppress(OSError, tomllib.TOMLDecodeError, KeyError, TypeError):
+        values = tomllib.loads((Path(options.folder) / "config.toml").read_text(encoding="utf-8"))
+        return str(values["run"]["device"])
+    return "auto"  # the folder is on the machine of the first process
+
+
+def begin(options: argparse.Namespace) -> int:
+    """A new run to its end, in this process; the options are those of `tsn run`."""
     from tinysubnets.datasets import hub
     from tinysubnets.experiments import recipe
     from tinysubnets.experiments.recipe import Plan, default_folder
     from tinysubnets.experiments.run import Experiment
     from tinysubnets.experiments.run_dir import RunDir
 
-    assignments = [*options.assignments]
-    if options.embed_base:
-        assignments.append("network.embed_base=true")
-    chosen = recipe.load(options.recipe, method=options.method, assignments=assignments)
+    chosen = recipe.load(options.recipe, method=options.method, assignments=options.assignments)
     root = hub.data_root(options.data)
     data = None if root is None else str(root.resolve())  # where a resumed run looks, too
     plan = Plan(

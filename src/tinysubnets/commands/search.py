@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinysubnets.commands.compare import add_cluster_options, cluster_of
 from tinysubnets.commands.run import interruptible
 from tinysubnets.errors import RunError, SettingError
 
@@ -53,8 +54,12 @@ def add_parsers(commands: Any) -> None:
     )
     search.add_argument("--seed", type=int, default=0, help="of the search itself (default: 0)")
     search.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="trials at a time (default: 1)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="trials at a time (default: 1, on a cluster as many as it has room for)",
     )
+    add_cluster_options(search, "trial")
     search.add_argument("--out", metavar="DIR", help="the folder of the search (default: in runs/)")
     search.add_argument("--device", default="auto", help="auto, cpu or cuda")
     search.add_argument("--data", metavar="DIR", help="local folder of data sets")
@@ -75,9 +80,14 @@ def _search(options: argparse.Namespace) -> int:
     from tinysubnets.experiments.search import Search, import_optuna
 
     import_optuna()  # missed before anything is read
-    plan = _planned(options)
-    path = _folder(options, plan)
-    with RunDir(path) as folder, Search(plan, folder) as search:
+    with contextlib.ExitStack() as held:
+        cluster = None if options.cluster is None else held.enter_context(cluster_of(options))
+        if options.jobs is None:
+            options.jobs = 1 if cluster is None else cluster.num_places
+        plan = _planned(options)
+        path = _folder(options, plan)
+        folder = held.enter_context(RunDir(path))
+        search = held.enter_context(Search(plan, folder, cluster))
         is_stopped = _run(search)
         print(f"\n{_counted(search)}, in {path}")
         is_found = bool(search.results or not is_stopped) and _tell(search, options)
@@ -122,7 +132,8 @@ def _planned(options: argparse.Namespace) -> SearchPlan:
         budget=budget,
         seed=options.seed,
         jobs=options.jobs,
-        device=str(pick_device(options.device)),
+        # On a cluster every machine chooses for itself.
+        device=options.device if options.cluster else str(pick_device(options.device)),
         data=data,
         threads=options.threads,
     )

@@ -32,12 +32,15 @@ class Form:
         return (len(self.mode), self.height, self.width)
 
 
-def decode_image(encoded: bytes, form: Form) -> np.ndarray:
-    """The image as (channels, height, width); raises a DataError that gives the reason."""
+def decode_image(encoded: bytes, form: Form, formats: tuple[str, ...] | None = None) -> np.ndarray:
+    """The image as (channels, height, width); raises a DataError that gives the reason.
+
+    - `formats`: the kinds of files that are read, as Pillow names them; all by default.
+    """
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(encoded)) as opened:
+        with Image.open(io.BytesIO(encoded), formats=formats) as opened:
             image = opened if opened.mode == form.mode else opened.convert(form.mode)
             if form.resize is not None:
                 image = _resized(image, form)

@@ -29,7 +29,7 @@ def read_files(files: Sequence[str], subnet: Subnet) -> tuple[list[str], np.ndar
             check_raw(file, batch, subnet)
             names += [f"{file}[{i}]" for i in range(len(batch))]
         else:
-            batch = _image(file, subnet.sample, subnet.name)[None]
+            batch = _image(file, subnet)[None]
             names.append(file)
         parts.append(batch)
     shapes = {p.shape[1:] for p in parts}
@@ -133,18 +133,36 @@ def _form(sample: Sample, task: str) -> Form:
     return Form("L" if shape[0] == 1 else "RGB", shape[1], shape[2], min(shape[1:]))
 
 
-def _image(file: str, sample: Sample | None, task: str) -> np.ndarray:
-    if sample is None:
+def image_form(subnet: Subnet) -> Form:
+    """How an image has to be decoded to become an input of a learned task."""
+    if subnet.sample is None:
         raise DataError(
-            f"the model does not record what inputs of task {task!r} look like; give .npz files."
+            f"the model does not record what inputs of task {subnet.name!r} look like; give .npz "
+            "files."
         )
-    form = _form(sample, task)
+    return _form(subnet.sample, subnet.name)
+
+
+def image_input(
+    encoded: bytes, subnet: Subnet, formats: tuple[str, ...] | None = None
+) -> np.ndarray:
+    """An encoded image as one input of a learned task.
+
+    - `formats`: the kinds of files that are read, as Pillow names them; all by default.
+    """
+    form = image_form(subnet)
+    assert subnet.sample is not None
+    return decode_image(encoded, form, formats).reshape(subnet.sample.shape)
+
+
+def _image(file: str, subnet: Subnet) -> np.ndarray:
+    image_form(subnet)
     try:
         encoded = Path(file).read_bytes()
     except OSError as error:
         raise DataError(f"{file}: {error.strerror}.") from None
     try:
-        return decode_image(encoded, form).reshape(sample.shape)
+        return image_input(encoded, subnet)
     except DataError as error:
         raise DataError(f"{file}: {error}.") from None
 

@@ -1,5 +1,7 @@
 """Comparisons: several methods and seeds of one scenario, each run in a process of its own.
 
+Processes are on this machine, or on those of a `cluster`.
+
     DIR/<method>/seed-<n>/              one run folder each
     DIR/<method>-<type>/seed-<n>/       of a method in another scenario type than the recipe's
 
@@ -9,27 +11,27 @@ Finished runs are not run again, interrupted ones go on, failed ones do not stop
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from tinysubnets.errors import RunError, TinySubNetsError
 from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.recipe import Recipe, complete
 from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
 from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.experiments.run_process import LocalRun, Working
 from tinysubnets.experiments.tables import text_table
-from tinysubnets.files import appending, friendly_os_errors
+from tinysubnets.files import friendly_os_errors
 from tinysubnets.text import for_terminal
 
+if TYPE_CHECKING:
+    from tinysubnets.experiments.cluster import ClusterRuns
+
 POLL_SECONDS = 0.2
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _COLUMNS = {
     "accuracy": "average_accuracy",
     "BWT": "backward_transfer",
@@ -39,10 +41,11 @@ _COLUMNS = {
 
 @dataclass
 class Job:
-    """One run of a comparison and the process that works on it.
+    """One run of a comparison and what works on it.
 
-    `threads` bounds those of its libraries, so that runs side by side do not starve each other;
-    None leaves it to them.
+    - `arguments`: of `tsn run`, without the folder.
+    - `threads`: bounds those of its libraries, so that runs side by side do not starve each other;
+      None leaves it to them.
     """
 
     method: str
@@ -52,46 +55,37 @@ class Job:
     threads: int | None = None
     state: str = "waiting"
     detail: str = ""
-    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    working: Working | None = field(default=None, repr=False)
 
     @property
     def is_finished(self) -> bool:
         """Whether the run has its result, and nothing is left to tidy up."""
         return (self.folder / "result.json").exists() and not (self.folder / "checkpoint").exists()
 
-    def start(self) -> None:
-        """Begin the run, or go on with it; what it prints goes to `output.txt`."""
+    def start(self, cluster: ClusterRuns | None = None) -> None:
+        """Begin the run, or go on with it, here or on a machine of a cluster."""
         try:
             with friendly_os_errors(self.folder):
-                self._start()
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.working = (
+                    LocalRun(self.folder, self.arguments, self.threads)
+                    if cluster is None
+                    else cluster.start(self.folder, self.arguments)
+                )
+            self.state = "running"
         except (RunError, OSError) as error:
             self.state, self.detail = "failed", str(error)
 
-    def _start(self) -> None:
-        arguments = self.arguments
-        if (self.folder / "config.toml").exists():
-            more = [o for o in ("--tensorboard",) if o in self.arguments]
-            # Its settings are those asked for (`check_settings`), the network among them.
-            arguments = ("resume", str(self.folder), "--trust", "--no-report", *more)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with appending(self.folder / "output.txt") as output:
-            # A session of its own: Ctrl-C reaches the parent alone, which passes it on once.
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tinysubnets", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment(self.threads),
-            )
-        self.state = "running"
-
     def look(self) -> None:
         """See how far the run is."""
-        assert self.process is not None
-        status = self.process.poll()
+        assert self.working is not None
+        try:
+            status = self.working.poll()
+        except RunError as error:
+            self.state, self.detail = "failed", str(error)
+            return
         if status is None:
-            self.detail = last_epoch(self.folder)
+            self.detail = self.working.progress
             return
         self.state = "finished" if status == 0 and self.is_finished else "failed"
         self.detail = accuracy_of(self.folder) if self.state == "finished" else self._reason(status)
@@ -100,17 +94,21 @@ class Job:
         """The last line that a failed process printed."""
         if status == 130:
             return "stopped"
-        lines = (self.folder / "output.txt").read_text(errors="replace").strip().splitlines()
+        output = self.folder / "output.txt"
+        text = output.read_text(errors="replace") if output.exists() else ""
+        lines = text.strip().splitlines()
         killed = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
         said = [line for line in lines if line.startswith("tsn: ")] or lines
         return f"{killed}: {said[-1] if said else 'it printed nothing'}"
 
 
 class Comparison:
-    """All runs of a comparison, at most `num_jobs` of them at a time."""
+    """All runs of a comparison, at most `num_jobs` of them at a time, here or on a `cluster`."""
 
-    def __init__(self, jobs: Sequence[Job], num_jobs: int) -> None:
-        self.jobs, self.num_jobs = list(jobs), num_jobs
+    def __init__(
+        self, jobs: Sequence[Job], num_jobs: int, cluster: ClusterRuns | None = None
+    ) -> None:
+        self.jobs, self.num_jobs, self.cluster = list(jobs), num_jobs, cluster
         self.is_stopping = False
         for job in self.jobs:
             if job.is_finished:
@@ -130,24 +128,17 @@ class Comparison:
         room = self.num_jobs - len(self._running())
         if not self.is_stopping:
             for job in [j for j in self.jobs if j.state == "waiting"][: max(room, 0)]:
-                job.start()
+                job.start(self.cluster)
 
     def stop(self) -> None:
         """Ask all running processes to save and end; asked again, they end at once."""
         self.is_stopping = True
         for job in self._running():
-            assert job.process is not None
-            job.process.send_signal(signal.SIGINT)
+            assert job.working is not None
+            job.working.stop()
 
     def _running(self) -> list[Job]:
         return [job for job in self.jobs if job.state == "running"]
-
-
-def environment(threads: int | None) -> dict[str, str]:
-    """The environment of a run with at most so many threads, unless the user has set theirs."""
-    if threads is None:
-        return dict(os.environ)
-    return {name: str(threads) for name in _THREAD_VARIABLES} | dict(os.environ)
 
 
 def check_settings(folder: Path, chosen: Recipe) -> None:
@@ -165,21 +156,6 @@ def check_settings(folder: Path, chosen: Recipe) -> None:
             f"{folder} holds a run with other settings: {name} is {before.get(name)} there and "
             f"{now.get(name)} here{more}. Choose another folder with --out, or remove that run."
         )
-
-
-def last_epoch(folder: Path) -> str:
-    """The last tracked epoch of a run, in one line."""
-    try:
-        with open(folder / "metrics.jsonl", "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().split(b"\n")
-        report: dict[str, Any] = json.loads(lines[-2])
-    except (OSError, ValueError, IndexError, RecursionError):
-        return "preparing"
-    return (
-        f"task {report['index'] + 1} {report['task']}, epoch {report['epoch']}/{report['epochs']}, "
-        f"valid {100 * report['valid_accuracy']:.1f} %"
-    )
 
 
 def accuracy_of(folder: Path) -> str:

@@ -104,7 +104,7 @@ def settings_class(name: str) -> type:
 
 
 def scenario_types(name: str) -> tuple[str, ...]:
-    """The scenario types that a method's paper defines."""
+    """The scenario types that are defined for a method."""
     return learner_class(name).scenario_types
 
 
@@ -121,19 +121,25 @@ def build(
     settings: Mapping[str, Any] | None = None,
     training: Any = None,
     pruning: Any = None,
+    routing: Any = None,
     device: Any = "auto",
     seed: int = 0,
 ) -> Learner:
     """A new learner.
 
     - `settings`: those of the method's table in recipes; unknown ones are errors.
-    - `training`, `pruning`: those tables; a method that does not prune ignores the latter.
+    - `training`, `pruning`, `routing`: those tables; a method ignores what it does not do.
     """
     entry = method(name)
     merged = config.merge(settings or {}, entry.overlay) | {"seed": seed}
     make: Any = learner_class(name)
     learner: Learner = make(
-        architecture, training=training, pruning=pruning, device=device, **merged
+        architecture,
+        training=training,
+        pruning=pruning,
+        routing=routing,
+        device=device,
+        **merged,
     )
     return learner
 

@@ -10,7 +10,7 @@ that it ought to have, and a metric that needs such a cell is None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,25 +77,55 @@ def accuracy(learner: Learner, probe: Probe) -> float:
     With the task unknown and classes of all tasks to choose from, a class of another task is wrong,
     even one of the same label.
     """
-    if learner.scenario_type == "class-IL":
-        first = learner.columns(probe.name)[0]
-        return _share(probe, lambda x: learner.logits(None, x).argmax(1).numpy() - first)
-    if learner.scenario_type == "task-IL":  # logits stand in the order of the task's classes
-        return _share(probe, lambda x: learner.logits(probe.name, x).argmax(1).numpy())
-    number = {label: i for i, label in enumerate(probe.classes)}
-    return _share(
-        probe, lambda x: np.array([number.get(v, -1) for v in learner.predict(None, x).tolist()])
-    )
+    return share_right(confusion(learner, probe))
 
 
-def _share(probe: Probe, answer: Callable[[Any], np.ndarray]) -> float:
-    """The share of a probe's samples for which the answer is their class number."""
-    correct = 0
+def confusion(learner: Learner, probe: Probe) -> np.ndarray:
+    """How often each class of a learned task is taken for each: counts [true, answered].
+
+    With the task unknown there is one more column: answers that are classes of other tasks.
+    """
+    counts = np.zeros((len(probe.classes), len(probe.classes) + 1), dtype=np.int64)
     for start in range(0, len(probe.data), CHUNK):
         part = slice(start, start + CHUNK)
-        chosen = answer(probe.data.inputs(part))
-        correct += int((chosen == probe.data.labels[part].numpy()).sum())
-    return correct / len(probe.data)
+        chosen = _answers(learner, probe, probe.data.inputs(part))
+        is_own = (chosen >= 0) & (chosen < len(probe.classes))
+        np.add.at(counts, (probe.data.labels[part].numpy(), np.where(is_own, chosen, -1)), 1)
+    return counts[:, :-1] if learner.scenario_type == "task-IL" else counts
+
+
+def _answers(learner: Learner, probe: Probe, inputs: Any) -> np.ndarray:
+    """The number, among a task's classes, of what is answered; others are out of their range.
+
+    Methods with subnets find the task of an input by routing where they are not told it.
+    """
+    number = {label: i for i, label in enumerate(probe.classes)}
+    if learner.scenario_type != "task-IL" and learner.store is not None:
+        found = learner.store.predict(inputs)
+        anywhere = learner.scenario_type == "domain-IL"
+        return np.array(
+            [
+                number.get(label, -1) if anywhere or task == probe.name else -1
+                for label, task in zip(found.labels.tolist(), found.tasks, strict=True)
+            ]
+        )
+    if learner.scenario_type == "class-IL":
+        return learner.logits(None, inputs).argmax(1).numpy() - learner.columns(probe.name)[0]
+    if learner.scenario_type == "task-IL":  # logits stand in the order of the task's classes
+        return learner.logits(probe.name, inputs).argmax(1).numpy()
+    return np.array([number.get(v, -1) for v in learner.predict(None, inputs).tolist()])
+
+
+def share_right(counts: np.ndarray) -> float:
+    """The accuracy of a task, from its counts [true, answered]."""
+    return int(counts.trace()) / int(counts.sum())
+
+
+def class_accuracies(counts: np.ndarray) -> list[float | None]:
+    """The accuracy on each class; None where no sample is of it."""
+    totals = counts.sum(1).tolist()
+    right = counts.diagonal().tolist()
+    return [r / n if n else None for r, n in zip(right, totals, strict=True)]
 
 
 def accuracy_ahead(learner: Learner, current: Probe, ahead: Probe) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,10 +12,11 @@ from typing import Any, TextIO
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
-from tinysubnets.experiments.tables import text_table
+from tinysubnets.experiments.tables import size_text, text_table
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.core import SubnetReport
 from tinysubnets.method.progress import duration
+from tinysubnets.method.pruning import PruningStep
 from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.text import for_terminal
 from tinysubnets.training.loop import EpochReport
@@ -24,44 +25,93 @@ MAX_MATRIX = 10  # tasks of which the whole accuracy matrix is shown
 
 
 class Clock:
-    """How long a run will still take, from the epochs it has done.
+    """How long a run will still take: epochs, and what follows those of each task.
 
-    Where tasks climb ladders nobody knows how many epochs are left: then from the tasks it learned.
+    That is compression with post-pruning, and measuring all tasks so far. How long it takes is
+    known from earlier tasks, or in the first one from the steps of post-pruning; before that only
+    the epochs are, and `is_least` says so. Where tasks climb ladders, nobody knows how many epochs
+    are left: then the time is that of the tasks learned so far.
+
+    - `now`: gives the seconds of a clock.
     """
 
-    def __init__(self) -> None:
-        self.begin = self.last_learned = time.monotonic()
-        self.total = self.done = self.first = 0
-        self.num_learned = self.num_left = 0  # tasks
-        self.climbs = False
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self.total = self.done = 0  # epochs of all tasks
+        self.num_tasks = self.index = 0
+        self._last = now()  # when the last event was seen
+        self._epoch_seconds: list[float] = []
+        self._finish_seconds: list[float] = []  # from a task's last epoch until it was learned
+        self._finish_began: float | None = None  # None while epochs are trained
+        self._began = self._learned = self._last  # of the first task, and of the last one learned
+        self.num_learned, self.climbs = 0, False
+        self._pruning: tuple[float, PruningStep, PruningStep] | None = None  # since, first, last
 
     def see(self, event: Event) -> None:
         """Take note of an event."""
+        now, since = self.now(), self._last
+        self._last = now
         if isinstance(event, TaskBegun):
-            if self.total == 0:
-                self.first = event.index * event.epochs + event.first_epoch
-                self.begin = self.last_learned = time.monotonic()
+            self.num_tasks, self.index = event.num_tasks, event.index
             self.total = event.num_tasks * event.epochs
             self.done = event.index * event.epochs + event.first_epoch
-            self.num_left = event.num_tasks - event.index
+            self._finish_began = self._pruning = None
+            self._began = now if not self.num_learned else self._began
         elif isinstance(event, EpochReport):
             self.climbs = self.climbs or bool(event.stage)
             self.done = min(self.done + 1, self.total)
+            self._epoch_seconds.append(now - since)
+            self._finish_began = now
+        elif isinstance(event, PruningStep):
+            began, first, _ = self._pruning or (now, event, event)
+            self._pruning = began, first, event
         elif isinstance(event, TaskLearned):
-            self.num_learned, self.last_learned = self.num_learned + 1, time.monotonic()
+            self.done = (event.index + 1) * (self.total // max(1, self.num_tasks))
+            self.index, self._learned = event.index + 1, now
+            self.num_learned += 1
+            if self._finish_began is not None:
+                self._finish_seconds.append(now - self._finish_began)
+            self._finish_began = self._pruning = None
+
+    @property
+    def is_least(self) -> bool:
+        """Whether the time left is that of epochs alone, because nothing else is known yet."""
+        return self._one_finish() is None and not self.climbs
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate, None before the first epoch, or the first task."""
+        """An estimate, None before the first epoch; with ladders, before the first task."""
         if self.climbs:
             if not self.num_learned:
                 return None
-            each = (self.last_learned - self.begin) / self.num_learned
-            return max(0.0, each * self.num_left - (time.monotonic() - self.last_learned))
-        fresh = self.done - self.first
-        if fresh <= 0:
+            each = (self._learned - self._began) / self.num_learned
+            return max(0.0, each * (self.num_tasks - self.index) - (self.now() - self._learned))
+        if not self._epoch_seconds:
             return None
-        return (time.monotonic() - self.begin) / fresh * (self.total - self.done)
+        left = _mean(self._epoch_seconds) * (self.total - self.done)
+        one = self._one_finish()
+        if one is None or self.index >= self.num_tasks:
+            return left
+        gone = 0.0  # of what follows the epochs of the task at hand
+        if self._pruning is not None and self._finish_began is not None:
+            gone = self.now() - self._finish_began
+        return left + max(0.0, one - gone) + one * (self.num_tasks - self.index - 1)
+
+    def _one_finish(self) -> float | None:
+        """How long what follows the epochs of one task takes; None where nothing tells yet."""
+        if self._finish_seconds:
+            return _mean(self._finish_seconds)
+        if self._pruning is None or self._finish_began is None:
+            return None
+        began, first, last = self._pruning
+        if last.step == first.step:
+            return None
+        per_step = (self._last - began) / (last.step - first.step)
+        return began - self._finish_began + per_step * (last.steps - first.step + 1)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 class PlainDisplay:
@@ -84,9 +134,9 @@ class PlainDisplay:
         self.clock.see(event)
         if isinstance(event, TaskBegun):
             self._place = f"task {event.index + 1}/{event.num_tasks} {for_terminal(event.name)}"
-        elif isinstance(event, EpochReport):
+        elif isinstance(event, (EpochReport, PruningStep)):
             if time.monotonic() - self._spoke >= self.every_seconds:
-                self._say(f"{self._place}: {describe_epoch(event, self.clock)}")
+                self._say(f"{self._place}: {describe_step(event, self.clock)}")
         elif isinstance(event, TaskLearned):
             self._say(describe_task(event))
         elif isinstance(event, Note):
@@ -98,7 +148,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A live line on a terminal: task, epoch, loss, validation accuracy, time left."""
+    """A live line on a terminal: task, epoch or step of pruning, validation accuracy, time left."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -129,7 +179,10 @@ class LiveDisplay:
             name = for_terminal(event.name)
             update["place"] = f"task {event.index + 1}/{event.num_tasks} {name}"
         elif isinstance(event, EpochReport):
-            update["state"] = describe_epoch(event, self.clock)
+            update["state"] = describe_step(event, self.clock)
+        elif isinstance(event, PruningStep):  # a bar of its own
+            update |= {"total": event.steps, "completed": event.step - 1}
+            update["state"] = describe_step(event, self.clock)
         elif isinstance(event, TaskLearned):
             self.progress.console.print(describe_task(event), highlight=False, markup=False)
         elif isinstance(event, Note):
@@ -146,15 +199,17 @@ def open_display(stream: TextIO | None = None) -> PlainDisplay | LiveDisplay:
     return LiveDisplay() if is_terminal else PlainDisplay(stream)
 
 
-def describe_epoch(report: EpochReport, clock: Clock) -> str:
-    """An epoch in one line."""
-    left = clock.seconds_left
-    return (
-        f"{report.stage + '  ' if report.stage else ''}"
-        f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
-        f"valid {100 * report.valid_accuracy:.2f} %"
-        + ("" if left is None else f"  {duration(left)} left")
-    )
+def describe_step(step: EpochReport | PruningStep, clock: Clock) -> str:
+    """An epoch, or a step of post-pruning, in one line with the time left of the whole run."""
+    if isinstance(step, EpochReport):
+        stage = f"{step.stage}  " if step.stage else ""
+        text = f"{stage}epoch {step.epoch}/{step.epochs}  loss {step.loss:.4f}"
+        accuracy = step.valid_accuracy
+    else:
+        text, accuracy = f"post-pruning {step.step}/{step.steps}", step.accuracy
+    left, least = clock.seconds_left, "more than " if clock.is_least else ""
+    shown = "" if left is None else f"  {least}{duration(left)} left"
+    return f"{text}  valid {100 * accuracy:.2f} %{shown}"
 
 
 def describe_task(event: TaskLearned) -> str:
@@ -168,20 +223,39 @@ def describe_task(event: TaskLearned) -> str:
         elif report.bank != NO_BANK:
             kept = f"bank {report.bank}, {kept}"
         parts.append(kept)
-    parts.append(f"{report.training_seconds:.1f} s")
     name = for_terminal(report.name)
-    return f"learned {event.index + 1}/{event.num_tasks} {name}: {'; '.join(parts)}"
+    place = f"{event.index + 1}/{event.num_tasks} {name}"
+    return f"learned {place} in {event.seconds:.1f} s: {'; '.join(parts)}"
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """A finished run as text: accuracy matrix, metrics, banks, ledger, seconds."""
+    """A finished run as text: what came of it, accuracy matrix, metrics, banks, ledger, seconds."""
     head = f"{result['recipe']} by {result['method']}, seed {result['seed']}"
     head += f" ({result['scenario_type']})"
-    blocks = [head, _matrix(result), _metrics(result)]
+    blocks = [f"{head}\n{_headline(result)}", _matrix(result), _metrics(result)]
     if result.get("divergence"):
         blocks.append(_banks(result["divergence"]["decisions"]))
     blocks.append(_ledger(result))
     return "\n\n".join(blocks) + f"\n\n{duration(result['seconds'])} in all"
+
+
+def _headline(result: Mapping[str, Any]) -> str:
+    """What a run came to in one sentence: bytes first, then accuracy and what was forgotten."""
+    ledger, metrics, tasks = result["ledger"], result["metrics"], result["tasks"]
+    size = ledger.get("file_bytes")
+    said = f"{len(tasks)} tasks" if len(tasks) != 1 else "1 task"
+    if size is not None:
+        said += f" in {size_text(size)}"
+        if ledger.get("num_weights"):
+            dense = size_text(4 * ledger["num_weights"])
+            is_less = size < 4 * ledger["num_weights"]
+            said += f" instead of {dense} for" if is_less else f"; {dense} are the weights of"
+            said += " one dense network"
+    said += f"; {100 * metrics['average_accuracy']:.1f} % right on average"
+    lost = metrics["forgetting"]
+    if lost is not None:
+        said += f", {100 * lost:.1f} points forgotten" if lost else ", nothing forgotten"
+    return f"{said}."
 
 
 def _matrix(result: Mapping[str, Any]) -> str:
@@ -194,11 +268,12 @@ def _matrix(result: Mapping[str, Any]) -> str:
     if len(rows) > MAX_MATRIX:
         title += "\n(the whole matrix is in result.json; here its last row)"
     cells = [
-        [str(i), *("–" if v is None else f"{100 * v:.1f}" for v in row)]
-        for i, row in enumerate(rows, 1)
+        [f"{i} {task['name']}", *("–" if v is None else f"{100 * v:.1f}" for v in row)]
+        for i, (task, row) in enumerate(zip(result["tasks"], rows, strict=True), 1)
     ]
     shown = cells if len(rows) <= MAX_MATRIX else cells[-1:]
-    return f"{title}\n{text_table(shown)}"
+    numbers = ["", *(str(i) for i in range(1, len(rows) + 1))]
+    return f"{title}\n{text_table([numbers, *shown])}"
 
 
 def _metrics(result: Mapping[str, Any]) -> str:
@@ -243,13 +318,15 @@ def _ledger(result: Mapping[str, Any]) -> str:
         (name, f"{bits / 8:,.0f}", f"{100 * bits / dense:.2f}")
         for name, bits in ledger["total"].items()
     ]
-    views = {"file": "file on disk", "paper": "paper's view", "worked_example": "worked example"}
-    shares = {text: result["capacity"].get(key) for key, text in views.items()}
-    shares["free weights"] = result.get("free_share")
-    rows.append(())
-    rows += [(text, "", f"{100 * s:.2f}") for text, s in shares.items() if s is not None]
-    title = "size, in % of the shared weights as 32-bit numbers"
-    return f"{title}\n{text_table(rows, ('', 'bytes', '%'))}"
+    lines = [f"size\n{text_table(rows, ('', 'bytes', '% of dense'))}"]
+    lines.append(f"100 % are the shared weights of one dense network, {dense // 8:,} bytes.")
+    if (paper := result["capacity"].get("paper")) is not None:
+        lines.append(
+            f"{100 * paper:.2f} % by the paper's way of counting: codes, codebooks and masks alone."
+        )
+    if (free := result.get("free_share")) is not None:
+        lines.append(f"{100 * free:.2f} % of the weights are still free.")
+    return "\n".join(lines)
 
 
 class TensorBoard:

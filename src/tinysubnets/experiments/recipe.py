@@ -8,7 +8,7 @@
                                      base = "frozen" to learn tasks over these weights, which
                                      embed_base = true puts into the model
     [tsn]                            settings of the method; each method has its own table
-    [training]  [pruning]
+    [training]  [pruning]  [routing]
     [search]                         what `tsn search` tries; nothing else looks at it
 
 A bare scenario name means its recipe `best/<scenario>`.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "best/permuted-digits"
 _PLAIN = ("scenario", "method")
-_TABLES = ("data", "network", "training", "pruning", "search")
+_TABLES = ("data", "network", "training", "pruning", "routing", "search")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Recipe:
     learner: Mapping[str, Any]
     training: Mapping[str, Any]
     pruning: Mapping[str, Any]
+    routing: Mapping[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
         """The recipe as nested tables, in the form of a recipe file."""
@@ -62,6 +63,7 @@ class Recipe:
             learners.method(self.method).table: dict(self.learner),
             "training": dict(self.training),
             "pruning": dict(self.pruning),
+            "routing": dict(self.routing),
         }
 
 
@@ -80,10 +82,33 @@ def load(
 ) -> Recipe:
     """A recipe by name or from a TOML file, with another method and settings laid over it."""
     label, values = read(name or DEFAULT)
-    values = config.override(values, assignments)
-    if method is not None:
-        values["method"] = method
-    return complete(label, values)
+    given = list(assignments)
+    named = config.override(values, [a for a in given if a.partition("=")[0].strip() in _PLAIN])
+    method = method or str(named.get("method", "tsn"))
+    values = config.override(values, [placed(a, method) for a in given])
+    return complete(label, values | {"method": method})
+
+
+def placed(assignment: str, method: str) -> str:
+    """The assignment `key=value` with its key's table: `epochs=5` is `training.epochs=5`.
+
+    A key that no table of the method or of training and pruning has stays as it is.
+    """
+    from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.training.settings import TrainingSettings
+
+    key = assignment.partition("=")[0].strip()
+    if "." in key or key in (*_PLAIN, *_TABLES) or method not in learners.METHODS:
+        return assignment
+    tables = {
+        learners.method(method).table: learners.settings_class(method),
+        "training": TrainingSettings,
+        "pruning": PruningSettings,
+    }
+    for table, cls in tables.items():
+        if key in {f.name for f in fields(cls)}:
+            return f"{table}.{assignment.strip()}"
+    return assignment
 
 
 def read(name: str) -> tuple[str, dict[str, Any]]:
@@ -134,6 +159,7 @@ def _anchored(table: Mapping[str, Any], folder: Path, key: str) -> dict[str, Any
 def complete(name: str, values: Mapping[str, Any]) -> Recipe:
     """The recipe with every setting checked and every default written out."""
     from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
     given = {k: v for k, v in values.items() if k != "run"}  # a run's config.toml is a recipe too
@@ -152,6 +178,7 @@ def complete(name: str, values: Mapping[str, Any]) -> Recipe:
         _without_seed(config.build(learners.settings_class(method), own, entry.table)),
         config.to_dict(config.build(TrainingSettings, given.get("training"), "training")),
         config.to_dict(config.build(PruningSettings, given.get("pruning"), "pruning")),
+        config.to_dict(config.build(RoutingSettings, given.get("routing"), "routing")),
     )
 
 
@@ -182,9 +209,11 @@ def _check_keys(given: Mapping[str, Any]) -> None:
 def _whole_name(key: str, tables: Mapping[str, str]) -> str:
     """A hint for a setting that was given without its table."""
     from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
     classes = {"training": TrainingSettings, "pruning": PruningSettings}
+    classes |= {"routing": RoutingSettings}
     classes |= {"tsn": learners.settings_class(tables["tsn"])}
     found = [f"{t}.{key}" for t, c in classes.items() if key in {f.name for f in fields(c)}]
     return f" There is a setting {found[0]!r}." if found else ""

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +20,8 @@ from tinysubnets.experiments.methods import METHODS
 from tinysubnets.experiments.run_dir import plain
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tinysubnets.experiments.recipe import Plan
     from tinysubnets.method.base import Learner
     from tinysubnets.model.store import SubnetStore
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
+MAX_CONFUSED = 50  # classes up to which a result has the counts of all pairs
 
 
 def build(
@@ -34,9 +38,15 @@ def build(
     probes: Sequence[metrics.Probe],
     sizes: Sequence[dict[str, int]],
     matrix: list[metrics.Row],
+    confusions: Sequence[np.ndarray],
     model_bytes: int | None,
+    without_task: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything a run came to; seconds are the only numbers that differ when it is repeated."""
+    """Everything a run came to; seconds are the only numbers that differ when it is repeated.
+
+    - `confusions`: of every task at the end, counts [true class, answered class].
+    - `without_task`: what `experiments.routing` measured.
+    """
     weighed, store = learner.ledger(), learner.store
     if model_bytes is not None and weighed.file_bytes is None:
         weighed = replace(weighed, file_bytes=model_bytes)
@@ -56,8 +66,8 @@ def build(
         "matrix": plan.matrix,
         "metrics": metrics.summary(matrix, [len(p.classes) for p in probes]),
         "tasks": [
-            _task(learner, probe, size, matrix[i][i], matrix[-1][i])
-            for i, (probe, size) in enumerate(zip(probes, sizes, strict=True))
+            _task(learner, probe, size, (matrix[i][i], matrix[-1][i]), counts)
+            for i, (probe, size, counts) in enumerate(zip(probes, sizes, confusions, strict=True))
         ],
         "capacity": {
             name: ledger.get(name) for name in ("file", "paper", "worked_example", "file_bytes")
@@ -65,6 +75,7 @@ def build(
         | dict(learner.capacity()),
         "free_share": None if store is None else store.free_share(),
         "ledger": ledger,
+        "without_task": without_task,
         "divergence": None if store is None else divergence(store, [p.name for p in probes]),
         "environment": environment(plan),
     }
@@ -74,18 +85,21 @@ def _task(
     learner: Learner,
     probe: metrics.Probe,
     sizes: dict[str, int],
-    accuracy: float | None,
-    final: float | None,
+    accuracies: tuple[float | None, float | None],
+    counts: np.ndarray,
 ) -> dict[str, Any]:
     """One task's line: its data, its accuracy when learned and at the end, the learner's report."""
     report = asdict(learner.reports[probe.name])
+    few = len(probe.classes) <= MAX_CONFUSED
     return {
         "name": probe.name,
         "classes": list(probe.classes),
         "samples": dict(sizes),
         "measured_on": probe.measured_on,
-        "accuracy": accuracy,
-        "final_accuracy": final,
+        "accuracy": accuracies[0],
+        "final_accuracy": accuracies[1],
+        "class_accuracy": metrics.class_accuracies(counts),
+        "confusion": counts.tolist() if few else None,
     } | {k: v for k, v in report.items() if k != "name"}
 
 
@@ -152,6 +166,22 @@ class Run:
 
     folder: Path
     result: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What the run is called: by its folder, its own recipe's file, or else its scenario.
+
+        A folder that `tsn run` or `tsn compare` chose itself is called by its seed, which says
+        nothing.
+        """
+        if self.folder.name and not re.fullmatch(r"seed-\d+(-\d+)?", self.folder.name):
+            return self.folder.name
+        return self.subject
+
+    @property
+    def subject(self) -> str:
+        """What was learned: the user's own recipe by its file's name, or else the scenario."""
+        return Path(self.recipe).stem if self.recipe.endswith(".toml") else self.scenario
 
     @property
     def scenario(self) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tinysubnets import scenarios
@@ -30,11 +31,21 @@ from tinysubnets.experiments.checkpoint import (
     Checkpoint,
     Checkpoints,
 )
-from tinysubnets.experiments.metrics import MAX_FULL, Probe, Row, measure_row
+from tinysubnets.experiments.metrics import (
+    MAX_FULL,
+    Probe,
+    Row,
+    confusion,
+    measure_row,
+    share_right,
+)
 from tinysubnets.experiments.recipe import Plan, as_expected, build_architecture
+from tinysubnets.experiments.routing import without_task
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.base import TaskTrainer
+from tinysubnets.method.core import SubnetTrainer
+from tinysubnets.method.pruning import PruningStep
 from tinysubnets.tasks.task import Task
 from tinysubnets.training import distributed
 from tinysubnets.training.loop import EpochReport
@@ -56,12 +67,16 @@ class TaskBegun:
 
 @dataclass(frozen=True)
 class TaskLearned:
-    """A task was learned, and tasks were measured as the plan's `matrix` says."""
+    """A task was learned, and tasks were measured as the plan's `matrix` says.
+
+    `seconds` is all that it took: epochs, compression with post-pruning, and measuring.
+    """
 
     index: int
     num_tasks: int
     report: Any
     row: Row
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ class Finished:
     result: dict[str, Any]
 
 
-Event = TaskBegun | EpochReport | TaskLearned | Note | Finished
+Event = TaskBegun | EpochReport | PruningStep | TaskLearned | Note | Finished
 
 
 class Experiment:
@@ -111,11 +126,13 @@ class Experiment:
             settings=recipe.learner,
             training=recipe.training,
             pruning=recipe.pruning,
+            routing=recipe.routing,
             device=plan.device,
             seed=plan.seed,
         )
         self.matrix: list[Row] = []
         self.notes: list[str] = []
+        self._confusions: list[np.ndarray] = []  # of every task, when all are learned
         self._trainer: TaskTrainer | None = None
         self._resumed = None if checkpoint is None else checkpoint.trainer
         self._seconds, self._since = 0.0, time.perf_counter()
@@ -152,7 +169,7 @@ class Experiment:
         return experiment
 
     def steps(self) -> Iterator[Event]:
-        """The run, one event at a time: epochs, learned tasks, and at last the result."""
+        """The run, one event at a time: epochs, pruning steps, learned tasks, and the result."""
         yield from self._note(distributed.slower_because(self.learner.device))
         for index in range(len(self.matrix), len(self.probes)):
             yield from self._learn(index)
@@ -214,16 +231,26 @@ class Experiment:
             epochs,
         )
         while not trainer.finished:
-            report = trainer.epoch()
-            self.folder.track({"index": index} | asdict(report))
+            epoch = trainer.epoch()
+            self.folder.track({"index": index} | asdict(epoch))
             self._save_if_due_()
-            yield report
-        trainer.finish()
+            yield epoch
+        began = time.perf_counter()
+        if isinstance(trainer, SubnetTrainer):
+            yield from trainer.finishing()
+        else:
+            trainer.finish()
         self._trainer, self._learned_is_saved = None, False
         assert self.plan.matrix is not None
-        row = measure_row(self.learner, self.probes, index, self.plan.matrix)
+        if index < len(self.probes) - 1:
+            row = measure_row(self.learner, self.probes, index, self.plan.matrix)
+        else:  # all tasks, and which classes are taken for which
+            self._confusions = [confusion(self.learner, probe) for probe in self.probes]
+            row = [share_right(counts) for counts in self._confusions]
         self.matrix.append(row)
-        learned = TaskLearned(index, len(self.probes), self.learner.reports[task.name], row)
+        report = self.learner.reports[task.name]
+        seconds = report.training_seconds + time.perf_counter() - began
+        learned = TaskLearned(index, len(self.probes), report, row, seconds)
         measured = "not measured" if row[index] is None else f"{row[index]:.4f}"
         self.folder.log(f"learned {task.name}: accuracy {measured}")
         self._save_if_due_()
@@ -258,8 +285,17 @@ class Experiment:
         if not distributed.is_first():
             return {}
         model_bytes = self._save_model()
+        # Counted with the last row, in another process if this one resumes a run at its very end.
+        confusions = self._confusions or [confusion(self.learner, p) for p in self.probes]
         result = results.build(
-            self.plan, self.learner, self.probes, self.sizes, self.matrix, model_bytes
+            self.plan,
+            self.learner,
+            self.probes,
+            self.sizes,
+            self.matrix,
+            confusions,
+            model_bytes,
+            self._without_task(),
         )
         result |= {"notes": self.notes, "seconds": self.seconds}
         self.folder.tracked_bytes()  # on disk before the result says that the run is finished
@@ -267,6 +303,16 @@ class Experiment:
         self.folder.log(f"finished: average accuracy {result['metrics']['average_accuracy']:.4f}")
         self.checkpoints.remove()
         return result
+
+    def _without_task(self) -> dict[str, Any] | None:
+        """What the model is worth without the task's name; None for methods without subnets.
+
+        Every network sees all test data, so that very many tasks are left alone.
+        """
+        store = self.learner.store
+        if store is None or len(self.probes) > MAX_FULL:
+            return None
+        return without_task(store, self.probes)
 
     def _save_model(self) -> int:
         """The learned model in `model/`; the bytes of its file."""

@@ -21,6 +21,7 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ from tinysubnets.training.loop import EpochReport
 from tinysubnets.training.precision import SMALL_NETWORK
 
 if TYPE_CHECKING:
+    from tinysubnets.experiments.cluster import Cluster, Stream
     from tinysubnets.method.base import Learner
 
 STUDY, STUDY_NAME = "study.db", "tsn search"
@@ -65,7 +67,8 @@ class SearchPlan:
     - `num_trials`: how many trials the study has at the end, those of earlier processes included.
     - `budget`: the largest file wanted, in bytes; None for any.
     - `seed`: of the search itself: what it draws.
-    - `jobs`: how many trials run at a time, each in a process of its own; 1 runs them in this one.
+    - `jobs`: how many trials run at a time, each in a process of its own; 1 runs them in this one,
+      or on a cluster one after the other.
     - `device`, `data`: as of runs.
     - `threads`: of torch in each trial; None: one for small networks, else torch's own choice.
     """
@@ -182,6 +185,18 @@ def attempt(
         yield Failed(f"the device is out of memory: {error}")
 
 
+def attempt_anywhere(
+    plan: SearchPlan, settings: Mapping[str, Any]
+) -> Iterator[EpochReport | Partial | Failed]:
+    """`attempt` as a task of a cluster: files are weighed there, and not every epoch is told."""
+    told = -math.inf
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder:
+        for message in attempt(plan, settings, Path(folder)):
+            if not isinstance(message, EpochReport) or time.monotonic() > told + 1:
+                told = time.monotonic()
+                yield message
+
+
 def _learn_all(
     plan: SearchPlan, recipe: Recipe, seed: int, folder: Path
 ) -> Iterator[EpochReport | tuple[list[float], int, int]]:
@@ -229,6 +244,7 @@ def _learner(plan: SearchPlan, recipe: Recipe, seed: int, first: Task) -> Learne
         settings=recipe.learner,
         training=recipe.training,
         pruning=recipe.pruning,
+        routing=recipe.routing,
         device=plan.device,
         seed=seed,
     )
@@ -320,11 +336,12 @@ class Search:
     - `plan`: what is searched. A folder that holds a search of other settings is refused; more
       trials, and another budget, are welcome.
     - `folder`: where the study is, or is made.
+    - `cluster`: on whose machines trials run, connected; None for this one.
     """
 
-    def __init__(self, plan: SearchPlan, folder: RunDir) -> None:
+    def __init__(self, plan: SearchPlan, folder: RunDir, cluster: Cluster | None = None) -> None:
         self.optuna = import_optuna()
-        self.plan, self.folder = plan, folder
+        self.plan, self.folder, self.cluster = plan, folder, cluster
         self._coded: dict[str, dict[str, Any]] = {}  # lists have texts in the study
         self.distributions = {k: self._distribution(k) for k in plan.space}
         if folder.is_started:
@@ -464,7 +481,10 @@ class Search:
 
     def steps(self) -> Generator[Event, None, None]:
         """The search, one event at a time, until it has its trials."""
-        yield from self._steps_here() if self.plan.jobs == 1 else self._steps_in_processes()
+        if self.cluster is not None:
+            yield from self._steps_on_cluster(self.cluster)
+        else:
+            yield from self._steps_here() if self.plan.jobs == 1 else self._steps_in_processes()
 
     def _steps_here(self) -> Iterator[Event]:
         while self.num_begun < self.plan.num_trials:
@@ -505,6 +525,43 @@ class Search:
             for worker in (*idle, *busy):
                 worker.end()
 
+    def _steps_on_cluster(self, cluster: Cluster) -> Iterator[Event]:
+        running: dict[Stream, Any] = {}  # the trial of each
+        try:
+            while True:
+                while len(running) < self.plan.jobs and self.num_begun < self.plan.num_trials:
+                    trial = self._ask()
+                    settings = self.settings(trial)
+                    running[cluster.start(attempt_anywhere, self.plan, settings)] = trial
+                    yield TrialBegun(trial.number, settings)
+                if not running:
+                    return
+                events = [e for s, t in list(running.items()) for e in self._hear_stream_(s, t)]
+                ended = {e.number for e in events if isinstance(e, TrialEnded)}
+                running = {s: t for s, t in running.items() if t.number not in ended}
+                yield from events
+                if not events:
+                    time.sleep(POLL_SECONDS)
+                    yield Waited()
+        finally:
+            for stream in running:
+                stream.cancel(force=True)
+
+    def _hear_stream_(self, stream: Stream, trial: Any) -> Iterator[Event]:
+        """What a trial on another machine has come to; one that is given up is ended there."""
+        from tinysubnets.experiments.cluster import LostError
+
+        try:
+            while (message := stream.poll()) is not None:
+                event = self._take_(trial, message)
+                yield event
+                if isinstance(event, TrialEnded):
+                    if event.state == "pruned":
+                        stream.cancel(force=True)
+                    return
+        except LostError as error:
+            yield self._lost_(trial, f"its machine was lost ({error})")
+
     def _hear_(self, worker: _Worker) -> Event:
         """The next message of a process: the trial goes on, or has ended, or its process has."""
         try:
@@ -515,13 +572,12 @@ class Search:
             return event
         except (EOFError, OSError):
             worker.end()
-            return self._lost_(worker)
+            status = worker.process.exitcode
+            return self._lost_(worker.trial, f"its process ended with status {status}")
 
-    def _lost_(self, worker: _Worker) -> TrialEnded:
+    def _lost_(self, trial: Any, reason: str) -> TrialEnded:
         """A process that died takes its trial with it; it is tried again, but not for ever."""
-        trial = worker.trial
         attempts = trial.user_attrs.get("attempts", 0) + 1
-        reason = f"its process ended with status {worker.process.exitcode}"
         if attempts < MAX_ATTEMPTS:
             self._again_(self.study.trials[trial.number], attempts)
             reason += "; it will be tried again"

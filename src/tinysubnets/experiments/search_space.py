@@ -19,7 +19,7 @@ from typing import Any
 from tinysubnets import config, networks
 from tinysubnets.errors import SettingError, unknown
 from tinysubnets.experiments import methods
-from tinysubnets.experiments.recipe import Recipe, build_architecture, complete
+from tinysubnets.experiments.recipe import Recipe, build_architecture, complete, placed
 from tinysubnets.experiments.results import flat
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -109,7 +109,7 @@ def read_space(
     known = _known(recipe, network)
     texts: dict[str, Any] = {}
     for text in given:
-        key, equals, value = text.partition("=")
+        key, equals, value = placed(text, recipe.method).partition("=")
         if not equals or not key.strip() or not value.strip():
             raise SettingError(
                 f"cannot read --space {text!r}; write key=low..high or key=a,b,c, for example "
@@ -270,6 +270,7 @@ def _own_dials(recipe: Recipe, num_tasks: int) -> Mapping[str, str]:
         return {f"{table}.density": f"{0.1 / num_tasks:.4g}..{1 / num_tasks:.4g} log"}
     dials = {
         "wsn": {"density": "0.02..0.8 log"},
+        "separate": {"density": "0.05..1 log", "bits": "1,2,3,4"},
         "ewc": {"penalty_weight": "0.1..10000 log"},
         "si": {"penalty_weight": "0.01..100 log"},
         "lwf": {"distillation_weight": "0.1..30 log"},

@@ -1,4 +1,4 @@
-"""Tables of text: the one layout that every command prints."""
+"""Tables of text and sizes: the one layout that every command prints."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ def text_table(
     if headings:
         out.insert(1, GAP.join("─" * width for width in widths))
     return "\n".join(out)
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes as people say them.
+
+    >>> size_text(900), size_text(12345), size_text(3.2e6)
+    ('900 B', '12.3 kB', '3.20 MB')
+    """
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} B"
+    if num_bytes < 1e6:
+        return f"{num_bytes / 1e3:.1f} kB"
+    return f"{num_bytes / 1e6:.2f} MB"
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], num_labels: int) -> str:

@@ -15,9 +15,12 @@ import io
 import json
 import logging
 import os
+import platform
+import statistics
 import tempfile
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +33,7 @@ from torch import Tensor
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.files import atomic_write
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.text import for_markdown
 
 OPSET = 21  # the first in which a Cast reads UINT4
 EXAMPLE_BATCH = 2  # a batch of one would be taken for a constant
@@ -110,6 +114,53 @@ def onnx_accuracy(path: str | os.PathLike[str], inputs: Any, labels: Any) -> flo
     properties = {p.key: p.value for p in onnx.load(path).metadata_props}
     classes = np.array(json.loads(properties["classes"]))
     return float((classes[onnx_logits(path, inputs).argmax(1)] == np.asarray(labels)).mean())
+
+
+def onnx_latency_ms(path: str | os.PathLike[str], inputs: Any, *, repeats: int = 50) -> float:
+    """The median time for one raw input in onnxruntime with one thread, in milliseconds.
+
+    - `inputs`: raw inputs, which take turns.
+    - `repeats`: how many are timed, behind a few that warm up.
+    """
+    runtime, raw = _needed("onnxruntime"), _array(inputs)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    name, times = session.get_inputs()[0].name, []
+    for number in range(repeats + 5):
+        one = raw[number % len(raw)][None]
+        begin = time.perf_counter()
+        session.run(None, {name: one})
+        times.append(time.perf_counter() - begin)
+    return 1000 * statistics.median(times[5:])
+
+
+def export_card(
+    task: str, files: Mapping[str, Exported], inputs: Any, labels: Any, about: str
+) -> str:
+    """What exports of one task are worth, measured now, as Markdown.
+
+    - `files`: the exports by what they are called in the table.
+    - `inputs`, `labels`: raw inputs and the user's own labels to measure with.
+    - `about`: what these inputs are.
+    """
+    lines = [
+        f"# {for_markdown(task)}",
+        "",
+        "| | bytes | accuracy % | ms for one input |",
+        "|---|---|---|---|",
+    ]
+    for name, done in files.items():
+        accuracy = 100 * onnx_accuracy(done.path, inputs, labels)
+        latency = onnx_latency_ms(done.path, inputs)
+        lines.append(f"| {name} | {done.file_bytes:,} | {accuracy:.2f} | {latency:.3f} |")
+    lines += [
+        "",
+        f"Accuracy on {for_markdown(about)}. Time: the median of 50 inputs, one at a time, in "
+        f"onnxruntime {_needed('onnxruntime').__version__} with one thread on "
+        f"{platform.machine() or 'this machine'}, {time.strftime('%Y-%m-%d')}.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _target(path: str | os.PathLike[str]) -> Path:

@@ -43,6 +43,7 @@ MAX_REFERENCE = 1 << 20  # of a mask: far more than a bank has tasks
 NOTHING, GAUSSIAN, HISTOGRAM, SAMPLES = range(4)  # kinds of memory
 MAX_DIMENSIONS = 8
 MAX_ROUTING, MAX_ROUTING_NAME = 16, 64  # vectors of a task, and bytes of the name of one
+MAX_ROUTING_BITS, ROUTING_PER_BYTE = 8, 64  # of a code; values that a byte of the section may hold
 DTYPES = {  # by their names in the config; a memory section has the place in this list
     "f16": torch.float16,
     "bf16": torch.bfloat16,
@@ -218,7 +219,7 @@ def read_memory(data: Reader, num_divergences: int | None) -> Memory:
 
 
 def write_routing(routing: Mapping[str, Tensor]) -> bytes:
-    """The section: how many vectors there are, then by name each one's name, length and numbers."""
+    """The section: how many vectors there are, then by name each one's name, length and values."""
     if not routing:
         return b""
     if len(routing) > MAX_ROUTING:
@@ -232,8 +233,19 @@ def write_routing(routing: Mapping[str, Tensor]) -> bytes:
             raise ArtifactError(f"routing: {name!r} is no name of 1 to {MAX_ROUTING_NAME} bytes.")
         out.block(name.encode())
         out.varint(len(values))
-        out.floats(values, 32)
+        write_tensor(out, _smallest(values))
     return out.bytes()
+
+
+def _smallest(values: Tensor) -> CodebookTensor:
+    """Values as codes where few of them differ and that is smaller; in no form do they change."""
+    plain = CodebookTensor(values.detach().float().cpu())
+    distinct, codes = plain.values.unique(return_inverse=True)
+    width = max(1, (len(distinct) - 1).bit_length())
+    if width > MAX_ROUTING_BITS or len(distinct) < 2:
+        return plain
+    coded = CodebookTensor(distinct, codes.to(torch.uint8), width)
+    return coded if coded.size_bits < plain.size_bits else plain
 
 
 def read_routing(data: Reader) -> dict[str, Tensor]:
@@ -247,7 +259,8 @@ def read_routing(data: Reader) -> dict[str, Tensor]:
         if not last < name or len(name) > MAX_ROUTING_NAME:
             raise data.damage("names that are not in order, or too long.")
         last = name
-        values = data.floats(data.varint(len(data.data)), 32)
+        # A code takes a good part of a bit at least.
+        values = read_tensor(data, data.varint(ROUTING_PER_BYTE * len(data.data))).decode()
         if not len(values) or not bool(torch.isfinite(values).all()):
             raise data.damage("an empty vector, or a number that is not finite.")
         try:

@@ -92,7 +92,7 @@ class Learner(Protocol):
     """A method at work: it learns tasks one after the other, and answers for all of them.
 
     - `name`: the method's, as in recipes and `tsn list`.
-    - `scenario_types`: what its paper defines; `scenario_type` is the one this learner does. With
+    - `scenario_types`: what is defined for it; `scenario_type` is the one this learner does. With
       "task-IL" it is told the task of an input; with "class-IL" (classes of all tasks) and
       "domain-IL" (the same classes in every task) it is not.
     - `settings`: the method's own, a frozen dataclass with at least a `seed`.
@@ -153,8 +153,12 @@ class Learner(Protocol):
         """The logits of a task for raw inputs; None, where the scenario type allows it: of all."""
         ...
 
-    def predict(self, task: str | None, inputs: Any) -> np.ndarray:
-        """The user's own labels for raw inputs of a task, or of an unknown one."""
+    def predict(self, task: Any = None, inputs: Any = None) -> Any:
+        """The user's own labels for raw inputs: `predict(task, inputs)`, an array.
+
+        Without a task, `predict(inputs)` or `predict(None, inputs)`: a `Prediction` of methods with
+        subnets, an array of others.
+        """
         ...
 
     def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
@@ -303,11 +307,11 @@ def check_name(name: str, learned: Iterable[str]) -> None:
 def check_scenario_type(
     method: str, scenario_type: ScenarioType, defined: tuple[ScenarioType, ...]
 ) -> None:
-    """Refuse a scenario type that the method's own paper does not define."""
+    """Refuse a scenario type that is not defined for the method."""
     if scenario_type not in defined:
         raise SettingError(
-            f"scenario_type = {scenario_type!r} is not defined for {method}; its paper defines "
-            f"{', '.join(repr(d) for d in defined)}."
+            f"scenario_type = {scenario_type!r} is not defined for {method}; give "
+            f"{' or '.join(repr(d) for d in defined)}."
         )
 
 

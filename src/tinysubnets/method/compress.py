@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from tinysubnets.coding.bits import pack_mask
-from tinysubnets.method.pruning import Candidate, Pruned, PruningSettings, post_prune
+from tinysubnets.method.pruning import (
+    Candidate,
+    Pruned,
+    PruningSettings,
+    PruningStep,
+    post_prune,
+)
 from tinysubnets.model.subnet import CodebookTensor, code, constant
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
@@ -122,8 +128,8 @@ class Compressor:
         *,
         references: tuple[Tensor, ...],
         path: tuple[int | str, ...],
-    ) -> Pruned:
-        """Algorithm 2 on the quantized subnet.
+    ) -> Generator[PruningStep, None, Pruned]:
+        """Algorithm 2 on the quantized subnet, step by step; the generator returns what is left.
 
         - `references`: masks that the task's own may be coded against.
         - `path`: the seed path that draws layers.
@@ -133,7 +139,7 @@ class Compressor:
         measure = measure or self._as_a_whole(values, settings.samples)
         here = tuple(r.to(self.mask.device) for r in references)
         candidate = Candidate(self.mask, values, self.module.owned, bits, here)
-        return post_prune(candidate, self.layout, settings, measure, path)
+        return (yield from post_prune(candidate, self.layout, settings, measure, path))
 
     def _as_a_whole(self, values: Tensor, samples: int) -> Callable[[Tensor], float]:
         """The accuracy with these own values under a mask, by a CUDA graph where it can be."""

@@ -10,7 +10,7 @@ import io
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -43,8 +43,10 @@ from tinysubnets.method.base import (
 )
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.progress import OnEpoch
+from tinysubnets.method.pruning import PruningStep, result_of
 from tinysubnets.model.bank import Bank, Base, BaseSource, base_values, check_base
 from tinysubnets.model.evaluation import Evaluation
+from tinysubnets.model.routing import RoutingSettings, routing_of
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, NO_BANK, BankDecision, PackedMask, Sample, Subnet
@@ -131,6 +133,7 @@ class MaskedCore:
     - `settings`: where values start from, and the seed.
     - `training`: how every task is trained.
     - `store`: what was learned so far; a new one with masks of `block` where None.
+    - `routing`: what is kept with a task to recognize its inputs without its name.
     - `takes_base`: whether the method learns tasks over a frozen base.
 
     `frozen_base` tells whether tasks are differences to the store's base. Where values start from
@@ -146,9 +149,11 @@ class MaskedCore:
         block: int = 1,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
+        routing: RoutingSettings | Mapping | None = None,
         takes_base: bool = False,
     ) -> None:
         check_architecture(architecture, takes_base=takes_base)
+        self.routing = config.build(RoutingSettings, routing, "routing")
         self.architecture, self.settings, self.training = architecture, settings, training
         self.device = pick_device(device)
         self.store = store or SubnetStore(architecture, block=block, device=self.device)
@@ -271,7 +276,17 @@ class MaskedCore:
             )
 
 
-Compress = Callable[[Compressor], Compressed]
+Compress = Callable[[Compressor], Generator[PruningStep, None, Compressed]]
+
+
+def at_once(compress: Callable[[Compressor], Compressed]) -> Compress:
+    """How a method compresses that has no steps to show."""
+
+    def steps(work: Compressor) -> Generator[PruningStep, None, Compressed]:
+        yield from ()
+        return compress(work)
+
+    return steps
 
 
 class SubnetTrainer:
@@ -279,7 +294,7 @@ class SubnetTrainer:
 
     - `decision`: the bank, and why.
     - `module`: what is trained.
-    - `compress`: how the method gets from the trained module to a mask and codes.
+    - `compress`: how the method gets from the trained module to a mask and codes, in visible steps.
     - `task_params`: how the task-specific parameters are stored.
     - `memory`: what is kept of the task's inputs to compare later tasks with.
     - `isolated`: whether the task has its bank for itself, for ever.
@@ -330,21 +345,42 @@ class SubnetTrainer:
 
     def finish(self) -> SubnetReport:
         """Take the best epoch, compress it and claim it; the task is learned."""
+        return result_of(self.finishing())
+
+    def finishing(self) -> Generator[PruningStep, None, SubnetReport]:
+        """What `finish` does, in visible steps: those of post-pruning; the generator returns the
+        report.
+        """
+        steps = self._finish()
+        while True:
+            with self.core.turn.taken(self):
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    report: SubnetReport = end.value
+                    break
+            yield step
         with self.core.turn.taken(self, is_last=True):
-            return self._finish()
+            return report
 
-    def _finish(self) -> SubnetReport:
+    def _finish(self) -> Generator[PruningStep, None, SubnetReport]:
         self.core.check_entries(self._entries, self.task)
-        return self.keep(*self.candidate())
+        subnet, seconds = yield from self.candidate()
+        return self.keep(subnet, seconds)
 
-    def candidate(self) -> tuple[Subnet, float]:
-        """The best epoch, compressed: what the store would keep, and what post-pruning took."""
+    def candidate(self) -> Generator[PruningStep, None, tuple[Subnet, float]]:
+        """The best epoch, compressed in visible steps: what the store would keep.
+
+        The generator returns it, and the seconds that post-pruning took.
+        """
         self.training.restore_best_()
         base = self.core.store.base
         over_base = base is not None and self.reference == BASE
         values = base.values if base is not None and over_base else None
         work = Compressor(self.module, self.training, values)
-        compressed = self.compress(work)
+        compressed = yield from self.compress(work)
+        # Between two steps anything may have happened.
+        self.core.check_entries(self._entries, self.task)
         coded, accuracy = work.task_params(compressed, self.task_params)
         work.check_finite(compressed, coded)
         subnet = Subnet(
@@ -370,9 +406,12 @@ class SubnetTrainer:
 
     def keep(self, subnet: Subnet, pruning_seconds: float) -> SubnetReport:
         """Claim a subnet: the task is learned."""
-        self.core.store.add_(subnet)
+        store = self.core.store
+        store.add_(subnet)
+        # Measured on the network as it is stored.
+        store.keep_routing_(subnet.name, routing_of(store, self.task, self.core.routing))
         if distributed.is_active():
-            digest = self.core.store.digest(subnet.name)
+            digest = store.digest(subnet.name)
             distributed.check_same(f"task {subnet.name!r}", digest, subnet.bank, subnet.bits)
         report = self._report(subnet, pruning_seconds)
         self.reports[subnet.name] = report
@@ -414,13 +453,15 @@ class MaskedLearner(ABC):
 
     name: ClassVar[str]
     settings_class: ClassVar[type]
-    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL",)
+    # Their papers define the first; the others are by routing.
+    scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "class-IL", "domain-IL")
 
     def __init__(self, core: MaskedCore, settings: Any, recorded: Mapping[str, Any]) -> None:
         self.core, self.settings = core, settings
         self.reports: dict[str, SubnetReport] = {}
         # What a saved store keeps of the learner, so that learning can go on from it.
-        self.store.settings = {"method": self.name, **recorded}
+        routing = config.to_dict(core.routing)
+        self.store.settings = {"method": self.name, **recorded, "routing": routing}
         if core.frozen_base:
             self.store.settings["base"] = "frozen"
 
@@ -499,8 +540,9 @@ class MaskedLearner(ABC):
 
     @property
     def scenario_type(self) -> ScenarioType:
-        """Whether the task of an input is known when predicting: it is."""
-        return "task-IL"
+        """Whether the task of an input is known when accuracy is measured."""
+        found: ScenarioType = self.settings.scenario_type
+        return found
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -531,9 +573,20 @@ class MaskedLearner(ABC):
         """The logits of a learned task for raw inputs."""
         return self.store.logits(self._told(task), inputs)
 
-    def predict(self, task: str | None, inputs: Any) -> np.ndarray:
-        """The user's own labels for raw inputs of a learned task."""
-        return self.store.predict(self._told(task), inputs)
+    def predict(
+        self,
+        task: Any = None,
+        inputs: Any = None,
+        *,
+        among: Sequence[str] | None = None,
+        together: bool = False,
+    ) -> Any:
+        """The user's own labels for raw inputs, with or without the name of their task.
+
+        `predict(task, inputs)` gives an array, `predict(inputs)` a `Prediction`; see
+        `SubnetStore.predict`.
+        """
+        return self.store.predict(task, inputs, among=among, together=together)
 
     def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
         """The probability of each class of a learned task for raw inputs."""
@@ -545,7 +598,10 @@ class MaskedLearner(ABC):
 
     def _told(self, task: str | None) -> str:
         if task is None:
-            raise TaskError("this method needs to know the task of its inputs: give its name.")
+            raise TaskError(
+                "logits and probabilities are those of one task: give its name. Without it, "
+                "predict(inputs) tells labels and tasks."
+            )
         return task
 
     def columns(self, task: str) -> tuple[int, int]:

@@ -7,6 +7,7 @@ pruned gradually. Where bytes have a price, a task climbs a ladder instead; see 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tinysubnets.method.banks import new_bank, remember
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.ladder import LadderTrainer, price_of
+from tinysubnets.method.pruning import PruningStep
 from tinysubnets.method.settings import Rung, TSNSettings, parse_rungs
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, BankDecision, Subnet
@@ -161,11 +163,13 @@ class Difference:
         return training
 
 
-def _compress(learner: TinySubNets, trained: Compressor, rung: Rung, bank: int) -> Compressed:
+def _compress(
+    learner: TinySubNets, trained: Compressor, rung: Rung, bank: int
+) -> Generator[PruningStep, None, Compressed]:
     """A trained rung's mask and codes; on a ladder, post-pruning would only climb down again."""
     if rung.density == 0:
         return Compressed(trained.mask, 1, trained.encode(trained.mask, 1))
-    return learner.compress(trained, bank, post_pruning=rung.name == "whole")
+    return (yield from learner.compress(trained, bank, post_pruning=rung.name == "whole"))
 
 
 def _gone_on(start: InitialState, before: MagnitudeModule) -> InitialState:

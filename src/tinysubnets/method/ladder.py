@@ -19,6 +19,7 @@ from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.format.io import encode
 from tinysubnets.method.base import State
 from tinysubnets.method.core import MaskedCore, RungReport, SubnetReport, SubnetTrainer
+from tinysubnets.method.pruning import result_of
 from tinysubnets.method.settings import Rung, TSNSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import Subnet
@@ -187,7 +188,7 @@ class LadderTrainer:
     def _candidate(self, trainer: SubnetTrainer) -> Subnet | None:
         """What the store would keep of a rung; None where that is nothing that can be used."""
         try:
-            return trainer.candidate()[0]
+            return result_of(trainer.candidate())[0]
         except TaskError:
             if self.climbed is None:
                 raise
@@ -256,7 +257,7 @@ class LadderTrainer:
         trainer = self.make(self.rungs[place], has_norms, None)
         trainer.module.load_state_dict(state)
         result = next(r for r in reversed(self.results) if r.taken)
-        subnet, _ = trainer.candidate()
+        subnet, _ = result_of(trainer.candidate())
         reason = f"{trainer.decision.reason}; {told(self.results)}"
         subnet = replace(subnet, decision=replace(trainer.decision, reason=reason))
         return Climbed(place, has_norms, trainer, subnet, result.file_bytes)

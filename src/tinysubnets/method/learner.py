@@ -10,7 +10,7 @@ post-prune, encode, and add the subnet to the store, for ever.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,8 +23,9 @@ from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, Sub
 from tinysubnets.method.difference import begin_difference
 from tinysubnets.method.ladder import LadderTrainer, check_price
 from tinysubnets.method.progress import OnEpoch, learning
-from tinysubnets.method.pruning import PruningSettings
+from tinysubnets.method.pruning import PruningSettings, PruningStep
 from tinysubnets.method.settings import TSNSettings
+from tinysubnets.model.routing import RoutingSettings
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BankDecision
 from tinysubnets.nn.architecture import Architecture
@@ -39,6 +40,7 @@ class TinySubNets(MaskedLearner):
 
     - `architecture`: the network, wrapped: `Architecture(net, head="fc")`.
     - `training`, `pruning`: how tasks are trained, and how Algorithm 2 searches.
+    - `routing`: what is kept with a task to recognize its inputs without its name.
     - `device`: "cpu", "cuda", or "auto" for a GPU if there is one.
     - `store`: a store to go on from.
     - `settings`: those of `TSNSettings` by name, and those of `training` and `pruning` too:
@@ -55,6 +57,7 @@ class TinySubNets(MaskedLearner):
         *,
         training: TrainingSettings | Mapping | None = None,
         pruning: PruningSettings | Mapping | None = None,
+        routing: RoutingSettings | Mapping | None = None,
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         **settings: Any,
@@ -72,6 +75,7 @@ class TinySubNets(MaskedLearner):
             block=own.block,
             device=device,
             store=store,
+            routing=routing,
             takes_base=True,
         )
         check_price(own, core.frozen_base)
@@ -86,6 +90,7 @@ class TinySubNets(MaskedLearner):
             store.architecture,
             training=record.get("training"),
             pruning=record.get("pruning"),
+            routing=record.get("routing"),
             device=device,
             store=store,
             **record["tsn"],
@@ -169,8 +174,10 @@ class TinySubNets(MaskedLearner):
         start = self._initial_state(task, decision)
         return TaskModule(self.architecture, layout, bank.values, bank.owned, start, compression)
 
-    def compress(self, trained: Compressor, bank: int, *, post_pruning: bool = True) -> Compressed:
-        """Choose the bit-width, post-prune, and encode what is left.
+    def compress(
+        self, trained: Compressor, bank: int, *, post_pruning: bool = True
+    ) -> Generator[PruningStep, None, Compressed]:
+        """Choose the bit-width, post-prune in visible steps, and encode what is left.
 
         - `post_pruning`: whether to, where the settings ask for it.
         """
@@ -184,7 +191,7 @@ class TinySubNets(MaskedLearner):
         begin = time.perf_counter()
         # Only bytes depend on other masks, and to bring them here takes time.
         others = self.store.members(bank) if self.pruning.objective == "bytes" else []
-        pruned = trained.prune(
+        pruned = yield from trained.prune(
             own,
             bits,
             self.pruning,

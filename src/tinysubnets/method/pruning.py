@@ -6,9 +6,9 @@ is kept only if the objective rises; else it is undone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,15 +18,20 @@ from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.errors import SettingError
 from tinysubnets.nn.layout import Layout
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class PruningSettings:
     """How post-pruning searches: γ = α·accuracy + β·spare rises, or the step is undone.
 
-    "sparsity" takes the share of weights nobody owns as `spare`, as the paper does; "bytes" the
-    share of the dense size that codes and mask of the task leave over. Each step estimates its
-    normalization statistics on `samples` training samples, and is measured in the precision of
-    training.
+    - `iterations`: how many steps are tried.
+    - `step`: the share of a layer's weights that a step drops.
+    - `alpha`, `beta`: what accuracy and what spare weights are worth.
+    - `objective`: what is spare: with "sparsity" the share of weights nobody owns, as in the paper;
+      with "bytes" the share of the dense size that codes and mask of the task leave over.
+    - `samples`: training samples on which each step estimates its normalization statistics. It is
+      measured in the precision of training.
     """
 
     iterations: int = 50
@@ -37,12 +42,17 @@ class PruningSettings:
     samples: int = 256
 
     def __post_init__(self) -> None:
-        fine = self.iterations >= 0 and 0 < self.step <= 1 and self.samples >= 2
-        if not fine or self.alpha < 0 or self.beta < 0:
-            raise SettingError(
-                f"pruning settings {self} are not allowed; iterations >= 0, 0 < step <= 1, "
-                "alpha >= 0, beta >= 0 and samples >= 2 are needed."
-            )
+        for name, is_fine, allowed in (
+            ("iterations", self.iterations >= 0, "an integer of at least 0"),
+            ("step", 0 < self.step <= 1, "a share above 0, at most 1"),
+            ("alpha", self.alpha >= 0, "at least 0"),
+            ("beta", self.beta >= 0, "at least 0"),
+            ("samples", self.samples >= 2, "an integer of at least 2"),
+        ):
+            if not is_fine:
+                raise SettingError(
+                    f"pruning.{name} = {getattr(self, name)!r} is not allowed; give {allowed}."
+                )
 
 
 @dataclass(frozen=True)
@@ -68,14 +78,42 @@ class Pruned:
     accuracy: float
 
 
+@dataclass(frozen=True)
+class PruningStep:
+    """Where post-pruning stands: which step it is about to try, of how many, and what it reached.
+
+    - `accuracy`: on validation data, with what has been dropped so far.
+    - `num_kept`: how many steps were not undone.
+    """
+
+    step: int
+    steps: int
+    accuracy: float
+    num_kept: int
+
+
+def result_of(steps: Generator[Any, None, T]) -> T:
+    """What a generator of visible steps returns at its end, its steps unseen."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
 def post_prune(
     candidate: Candidate,
     layout: Layout,
     settings: PruningSettings,
     measure: Callable[[Tensor], float],
     path: tuple[int | str, ...],
-) -> Pruned:
-    """Drop own new weights while γ rises; `measure` gives the validation accuracy under a mask."""
+) -> Generator[PruningStep, None, Pruned]:
+    """Drop own new weights while γ rises, step by step; the generator returns what is left.
+
+    - `measure`: gives the validation accuracy under a mask.
+    - `path`: the seed path that draws layers.
+    """
     magnitude = layout.sum(candidate.values.abs())
     queues: dict[int, Queue] = {}
     mask, accuracy, kept = candidate.mask.clone(), measure(candidate.mask), 0
@@ -84,7 +122,8 @@ def post_prune(
         mask, candidate, layout, settings, total
     )
     undone: set[int] = set()  # layers whose step would be the same as one that was undone
-    for pick in seeds.uniform(settings.iterations, *path, "pruning"):
+    for number, pick in enumerate(seeds.uniform(settings.iterations, *path, "pruning"), 1):
+        yield PruningStep(number, settings.iterations, accuracy, kept)
         tensor = int(pick * len(layout.block_segments))
         if tensor in undone:
             continue

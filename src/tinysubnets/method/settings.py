@@ -72,23 +72,28 @@ class TSNSettings:
       of a difference, such as "0.5%". Over an earlier task head and norms are one.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
+    - `first_bits`: the least width that "auto" tries.
     - `training_bits`: the width while training with bits "auto".
+    - `tolerance`: the share of validation accuracy that "auto" may lose.
     - `sharing`: "values" lets a task use what earlier tasks own, "none" keeps tasks disjoint.
     - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
     - `max_banks`, `threshold`: a task farther than `threshold` from all others opens a new bank
       (1 = as alike as two halves of one task) while there are fewer than `max_banks`.
     - `memory`, `memory_samples`: what is kept of how many samples to tell tasks apart.
     - `post_pruning`: whether Algorithm 2 runs after training.
-    - `score_init`: mask scores start "random", or with the "previous_mask" on top: that of the
-      bank's last or most similar task, as `previous_mask_of` says.
+    - `score_init`, `previous_mask_of`: mask scores start "random", or with the "previous_mask" on
+      top: that of the bank's last or most similar task.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread. With
       "pretrained" they are the network's own, and mask scores start from their magnitudes.
     - `codebooks`: one per "layer" or one per "task".
-    - `task_param_bits`: how heads, biases and norms are stored; "auto" takes the narrowest form
-      that loses at most `task_param_tolerance` of validation accuracy.
+    - `task_param_bits`, `task_param_tolerance`: how heads, biases and norms are stored; "auto"
+      takes the narrowest form that loses at most that share of validation accuracy.
     - `layer_loss_weight`: the weight λ of the layer-wise loss.
     - `isolated`: whether every task gets a bank for itself, not counted by `max_banks`, so that it
       can be removed exactly at any time.
+    - `scenario_type`: how accuracy is measured: "task-IL" tells the task of an input, "class-IL"
+      (classes of all tasks) and "domain-IL" (the same classes in every task) do not. Learning is
+      the same.
     """
 
     density: float = 0.3
@@ -120,6 +125,7 @@ class TSNSettings:
     task_param_tolerance: float = 0.002
     layer_loss_weight: float = 0.0
     isolated: bool = False
+    scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -147,12 +153,8 @@ class TSNSettings:
         _require(self.max_banks >= 1, "max_banks", self.max_banks, "an integer of at least 1")
         _require(self.threshold >= 0, "threshold", self.threshold, "a number of at least 0")
         _require(self.memory_samples >= 4, "memory_samples", self.memory_samples, "at least 4")
-        _require(
-            self.tolerance >= 0 and self.task_param_tolerance >= 0,
-            "tolerance",
-            self.tolerance,
-            "at least 0",
-        )
+        for name in ("tolerance", "task_param_tolerance"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         _require(
             self.task_param_bits == "auto" or self.task_param_bits in (4, 5, 6, 7, 8, 16, 32),
             "task_param_bits",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from tinysubnets.model.bank import Bank, Base, BaseSource
 from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
 from tinysubnets.model.removal import Removal, remove_, union
+from tinysubnets.model.routing import Prediction, Routing, route
+from tinysubnets.model.routing import predict as predict_routed
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import (
     BASE,
@@ -32,7 +34,7 @@ from tinysubnets.model.subnet import (
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
-from tinysubnets.tasks.checks import MAX_NAME, check_text
+from tinysubnets.tasks.checks import MAX_NAME, check_text, task_and_inputs
 from tinysubnets.tasks.divergence import divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.sources import batches
@@ -40,7 +42,8 @@ from tinysubnets.tasks.task import Task
 from tinysubnets.training.precision import arithmetic
 
 DEFAULT_BATCH = 500
-MAX_DECODED, DECODED_BYTES = 32, 1 << 25  # tasks that stay decoded for their next use
+MAX_DECODED = 32  # tasks that stay decoded for their next use
+DECODED_BYTES = 1 << 29  # and what they may take: ten AlexNets
 
 
 class SubnetStore:
@@ -58,7 +61,7 @@ class SubnetStore:
     `subnets` are the learned tasks by name, `nameless` the weights that removed tasks left to
     others, by number. `next_number` is that of the next task: numbers are never used twice.
     `saved_as` names the file the store was loaded from or last saved as, `began_ns` when it began;
-    a partial store holds one task.
+    a partial store holds one task. Tasks stay decoded, for their next use, up to `decoded_bytes`.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class SubnetStore:
         self.saved_as: str | None = None
         self.is_partial = False
         self.began_ns = time.time_ns()
+        self.decoded_bytes = DECODED_BYTES
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
 
@@ -185,6 +189,16 @@ class SubnetStore:
         )
         scored = bool(subnet.name) and subnet.bank != NO_BANK
         return code_mask(subnet.mask.numpy(), context, seed if scored else None)
+
+    def keep_routing_(self, task: str, vectors: Mapping[str, Tensor]) -> None:
+        """Keep with a task that was just learned what recognizes its inputs; once and for all."""
+        subnet = self.subnet(task)
+        if subnet.routing:
+            raise TaskError(f"task {task!r} keeps its routing already, which never changes.")
+        kept = replace(subnet, routing=dict(vectors))
+        self.subnets[task] = kept
+        known = ((kept if other is subnet else other, t) for other, t in self._decoded)
+        self._decoded, self._by_number = tuple(known), {}
 
     def rename(self, old: str, new: str) -> None:
         """Give a task another name; nothing else changes."""
@@ -316,7 +330,7 @@ class SubnetStore:
         tensors |= self.architecture.constants
         decoded = {n: t.to(self.device) for n, t in tensors.items()}
         size = sum(t.numel() * t.element_size() for t in decoded.values())
-        num = max(1, min(MAX_DECODED, DECODED_BYTES // max(1, size)))
+        num = max(1, min(MAX_DECODED, self.decoded_bytes // max(1, size)))
         self._decoded = (*known, (subnet, decoded))[-num:]
         return decoded
 
@@ -338,16 +352,20 @@ class SubnetStore:
         try:
             for raw in batches(inputs, batch_size):
                 subnet.check_inputs(raw)
-                parts.append(self._batch_logits(subnet, tensors, raw))
+                parts.append(self.outputs(subnet, tensors, raw).cpu())
                 if check_scale:
                     subnet.check_scale(raw)
         except TypeError as error:
             raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
         return torch.cat(parts) if parts else torch.empty(0, len(subnet.classes))
 
-    def _batch_logits(self, subnet: Subnet, tensors: dict[str, Tensor], raw: Tensor) -> Tensor:
+    def outputs(self, subnet: Subnet, tensors: Mapping[str, Tensor], raw: Tensor) -> Tensor:
+        """What the network gives for one batch of a task's raw inputs, on the store's device.
+
+        - `tensors`: all that the network needs, by name.
+        """
         try:
-            return self.architecture(tensors, subnet.normalization(raw.to(self.device))).cpu()
+            return self.architecture(tensors, subnet.normalization(raw.to(self.device)))
         except (RuntimeError, IndexError, ValueError) as error:
             raise TaskError(
                 f"the network of task {subnet.name!r} cannot take {raw.dtype} inputs of shape "
@@ -364,10 +382,87 @@ class SubnetStore:
             )
         return logits
 
-    def predict(self, task: str, inputs: Any) -> np.ndarray:
-        """The user's own labels for raw inputs; `inputs` as for `logits`."""
+    @overload
+    def predict(self, task: str, inputs: Any) -> np.ndarray: ...
+
+    @overload
+    def predict(
+        self, inputs: Any, /, *, among: Sequence[str] | None = None, together: bool = False
+    ) -> Prediction: ...
+
+    @overload
+    def predict(
+        self,
+        task: None = None,
+        inputs: Any = None,
+        *,
+        among: Sequence[str] | None = None,
+        together: bool = False,
+    ) -> Prediction: ...
+
+    def predict(
+        self,
+        task: Any = None,
+        inputs: Any = None,
+        *,
+        among: Sequence[str] | None = None,
+        together: bool = False,
+    ) -> np.ndarray | Prediction:
+        """The user's own labels for raw inputs; `inputs` as for `logits`.
+
+        `predict(task, inputs)` gives an array of that task's labels. `predict(inputs)` finds out
+        which task each input belongs to, and gives a `Prediction`: labels, and where each came
+        from. It asks the networks of all candidates.
+
+        - `task`: the task's name; left out, or None, where it is not known.
+        - `among`: the names of the tasks that it may be, where not all.
+        - `together`: whether all inputs are of one task, which is far more certain.
+        """
+        task, inputs = task_and_inputs(task, inputs)
+        if task is None:
+            return predict_routed(
+                self, inputs, among=among, together=together, batch_size=DEFAULT_BATCH
+            )
+        if among is not None or together:
+            raise TaskError(f"`among` and `together` find the task; {task!r} is given already.")
         chosen = self._answers(task, inputs).argmax(1).numpy()
         return np.array(self.subnet(task).classes)[chosen]
+
+    def route(
+        self,
+        inputs: Any,
+        *,
+        among: Sequence[str] | None = None,
+        together: bool = False,
+        rule: str | None = None,
+        shortlist: int | None = None,
+        stacked: bool = False,
+        batch_size: int = DEFAULT_BATCH,
+    ) -> Routing:
+        """How strongly each task claims raw inputs, and which claims each most.
+
+        Candidates are the tasks that were learned from inputs of this shape and kind. Scores of
+        earlier tasks never change: with `among` they are the same to the bit after any later task.
+
+        - `inputs`: as for `logits`.
+        - `among`, `together`: as for `predict`.
+        - `rule`: None scores by what the tasks keep for it. "energy", log Σ exp(logits), and
+          "entropy", the least of which wins, need nothing kept, and know no unknown inputs.
+        - `shortlist`: ask only the networks of so many tasks per input, those whose kept density
+          of inputs is largest; not with `together`.
+        - `stacked`: all networks of equal shapes in one pass, faster on a GPU; last bits of scores
+          then depend on which tasks are candidates.
+        """
+        return route(
+            self,
+            inputs,
+            among=among,
+            together=together,
+            rule=rule,
+            shortlist=shortlist,
+            stacked=stacked,
+            batch_size=batch_size,
+        )[0]
 
     def predict_proba(self, task: str, inputs: Any) -> np.ndarray:
         """The probability of each class for raw inputs, float32 [samples, classes].

@@ -29,6 +29,7 @@ __all__ = [
     "build",
     "defaults",
     "describe",
+    "function",
     "is_name",
     "names",
     "pretrained",
@@ -77,6 +78,11 @@ def describe(name: str) -> str:
     if name not in _NETWORKS:
         raise SettingError(unknown("network", name, _NETWORKS))
     return _NETWORKS[name][1]
+
+
+def function(name: str) -> Callable[..., Any]:
+    """The function that builds a network; its arguments are the network's settings."""
+    return _find(name)
 
 
 def settings(name: str) -> tuple[str, ...]:

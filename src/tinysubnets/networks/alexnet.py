@@ -22,7 +22,11 @@ def alexnet(
 ) -> nn.Module:
     """An AlexNet-like network; on 3x32x32 images it has 6,499,328 shared weights.
 
-    `dropout` scales the rates .2 .2 .5 .5 .5: 1 keeps them, 0.5 halves them, 0 turns them off.
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_channels`, `image_size`: of the images, 1 for gray and 3 for color; their side in pixels.
+    - `hidden`: the width of the two fully connected layers.
+    - `norm`: what follows each layer: "none", "batch" or "group" normalization.
+    - `dropout`: scales the rates .2 .2 .5 .5 .5: 1 keeps them, 0.5 halves them, 0 turns them off.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     width, side = in_channels, image_size
@@ -52,7 +56,12 @@ def alexnet(
 def small_cnn(
     classes: int = 10, in_channels: int = 1, image_size: int = 8, norm: str = "batch"
 ) -> nn.Module:
-    """Two convolutions and one hidden layer, for 1x8x8 digits and quick tests."""
+    """Two convolutions and one hidden layer, for 1x8x8 digits and quick tests.
+
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_channels`, `image_size`: of the images, 1 for gray and 3 for color; their side in pixels.
+    - `norm`: what follows each layer: "none", "batch" or "group" normalization.
+    """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     width = in_channels
     for number, channels in enumerate((16, 32), start=1):

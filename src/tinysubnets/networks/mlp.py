@@ -19,7 +19,11 @@ def mlp(
 ) -> nn.Module:
     """A fully connected ReLU network on flattened inputs; 784-100-100 has 88,400 shared weights.
 
-    `dropout` is the rate after every hidden layer.
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_features`: numbers in one input.
+    - `hidden`: the width of each hidden layer.
+    - `norm`: what follows each layer: "none", "batch" or "group" normalization.
+    - `dropout`: the rate after every hidden layer.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = in_features
@@ -36,5 +40,10 @@ def mlp(
 def small_mlp(
     classes: int = 10, in_features: int = 64, hidden: Sequence[int] = (64, 64)
 ) -> nn.Module:
-    """A fully connected network for 8x8 digits."""
+    """A fully connected network for 8x8 digits.
+
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_features`: numbers in one input.
+    - `hidden`: the width of each hidden layer.
+    """
     return mlp(classes, in_features, hidden)

@@ -46,10 +46,16 @@ def resnet18(
     stem: str = "3x3",
     norm: str = "batch",
 ) -> nn.Module:
-    """ResNet-18 for images of any size; `width` counts the channels of the first stage.
+    """ResNet-18 for images of any size.
 
     Width 20 with the 3x3 stem (small images) has 1,090,140 shared weights; width 64 with the 7x7
     stem, which reduces large images four times before the first stage, has 11,166,912.
+
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_channels`: of the images, 1 for gray and 3 for color.
+    - `width`: the channels of the first stage.
+    - `stem`: the first layer: "3x3" for small images, "7x7" for large ones.
+    - `norm`: what follows each layer: "none", "batch" or "group" normalization.
     """
     if stem not in _STEMS:
         raise SettingError(unknown("stem", stem, _STEMS))
@@ -108,8 +114,13 @@ def small_resnet(
 ) -> nn.Module:
     """The residual network for small images: three stages, shortcuts without weights.
 
-    `depth` is 6n + 2, with n blocks in a stage; `width` counts the channels of the first stage.
     Depth 20 and width 16 have 267,696 weights outside the head.
+
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_channels`: of the images, 1 for gray and 3 for color.
+    - `width`: the channels of the first stage.
+    - `depth`: 6n + 2, with n blocks in a stage.
+    - `norm`: what follows each layer: "none", "batch" or "group" normalization.
     """
     if depth < 8 or (depth - 2) % 6:
         raise SettingError(f"depth = {depth} is not allowed; give 8, 14, 20, 26, 32 or so on.")

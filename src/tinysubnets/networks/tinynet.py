@@ -20,7 +20,12 @@ def tinynet(
 ) -> nn.Module:
     """Four 3x3 convolutions of stride 2 and two layers; on 3x64x64 images 2,743,520 shared weights.
 
-    `dropout` is the rate after the two fully connected layers.
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_channels`, `image_size`: of the images, 1 for gray and 3 for color; their side in pixels.
+    - `width`: the channels of each convolution.
+    - `hidden`: the width of the two fully connected layers.
+    - `norm`: what follows each layer: "none", "batch" or "group" normalization.
+    - `dropout`: the rate after the two fully connected layers.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, side = in_channels, image_size

@@ -84,7 +84,15 @@ def vit(
     mlp_ratio: int = 2,
     dropout: float = 0.0,
 ) -> nn.Module:
-    """A vision transformer with a class token and learned positions, both private to a task."""
+    """A vision transformer with a class token and learned positions, both private to a task.
+
+    - `classes`: outputs of the head; every task gets a head of its own width.
+    - `in_channels`, `image_size`: of the images, 1 for gray and 3 for color; their side in pixels.
+    - `patch_size`: the side of a patch in pixels.
+    - `width`, `depth`, `heads`: numbers in a token, encoder blocks, and attention heads of each.
+    - `mlp_ratio`: the width of a block's inner layer over that of a token.
+    - `dropout`: the rate in every block.
+    """
     if image_size % patch_size:
         raise SettingError(
             f"patch_size={patch_size} does not divide image_size={image_size}; choose a divisor."

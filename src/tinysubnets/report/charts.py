@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tinysubnets.report.drawing import SMALL, Drawing, Point, text_width
+from tinysubnets.experiments.tables import size_text
+from tinysubnets.report.drawing import SMALL, Drawing, Point, shortened, text_width
 from tinysubnets.report.theme import MarkShape
 
 Box = tuple[float, float, float, float]
@@ -56,19 +57,6 @@ def padded(values: Sequence[float], share: float = 0.08) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = (high - low) * share or abs(high) * share or 1.0
     return low - room, high + room
-
-
-def size_text(num_bytes: float) -> str:
-    """A size for people.
-
-    >>> size_text(900), size_text(12345), size_text(3.2e6)
-    ('900 B', '12.3 kB', '3.20 MB')
-    """
-    if num_bytes < 1000:
-        return f"{num_bytes:.0f} B"
-    if num_bytes < 1e6:
-        return f"{num_bytes / 1e3:.1f} kB"
-    return f"{num_bytes / 1e6:.2f} MB"
 
 
 def short_size(num_bytes: float) -> str:
@@ -144,31 +132,41 @@ def heat_map(
     show: Callable[[float], str],
     high: float = 1.0,
     tags: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> Drawing:
     """A matrix of cells from 0 to `high`, the deeper the larger; `sides` name rows and columns.
 
-    `tags` stand to the right of the rows, where rows are tall enough for text.
+    - `tags`: stand to the right of the rows, where rows are tall enough for text.
+    - `names`: of the rows, behind their numbers; shortened or left out where there is no room.
     """
     rows, columns = len(cells), len(cells[0])
-    side = min(44.0, (WIDTH - 40 - (60 if tags else 0)) / columns)
+    room = WIDTH - 40 - (60 if tags else 0)
+    labels = _row_labels(names, min(120.0, room - 30 * columns - 12)) or [""] * rows
+    beside = max(text_width(label) for label in labels)
+    beside += 12 if beside else 0
+    side = min(44.0, (room - beside) / columns)
     gap, radius = (1.5, 3.0) if side > 20 else (0.4, 0.0)
-    left, top = max(37.0, (WIDTH - side * columns) / 2), 40.0
+    rest = WIDTH - side * columns - beside - (60 if tags else 0)
+    left, top = max(37.0, rest / 2) + beside, 40.0
     right, bottom, middle = left + side * columns, top + side * rows, left + side * columns / 2
     drawing = Drawing(WIDTH, bottom + 44, title)
     drawing.text(middle, 13, sides[1], text_anchor="middle")
-    turned = f"translate({left - 24} {(top + bottom) / 2}) rotate(-90)"
+    turned = f"translate({left - 24 - beside} {(top + bottom) / 2}) rotate(-90)"
     drawing.text(0, 0, sides[0], text_anchor="middle", transform=turned)
     for i in task_numbers(columns):
         drawing.text(left + (i + 0.5) * side, top - 7, str(i + 1), text_anchor="middle")
     for i in task_numbers(rows):
-        drawing.text(left - 6, top + (i + 0.5) * side + 4, str(i + 1), text_anchor="end")
+        base = top + (i + 0.5) * side + 4
+        drawing.text(left - 6, base, str(i + 1), text_anchor="end")
+        if labels[i]:
+            drawing.text(left - 24, base, labels[i], fill="ink", text_anchor="end")
     for i, tag in enumerate(tags if side >= 12 else ()):
         drawing.text(right + 8, top + (i + 0.5) * side + 4, tag, fill="ink")
     for i, row in enumerate(cells):
         for j, value in enumerate(row):
             x, y = left + j * side, top + i * side
             box = (x + gap / 2, y + gap / 2, side - gap, side - gap)
-            where = f"{sides[0]} {i + 1}, {sides[1]} {j + 1}"
+            where = f"{sides[0]} {_named(i, names)}, {sides[1]} {_named(j, names)}"
             if value is None:
                 drawing.rect(*box, "grid", f"{where}: not defined", fill_opacity=0.5, rx=radius)
                 continue
@@ -180,6 +178,89 @@ def heat_map(
                 number = show(value).removesuffix(" %")
                 drawing.text(center, base, number, size, ink, text_anchor="middle")
     _heat_legend(drawing, middle, bottom + 18, show(0.0), show(high))
+    return drawing
+
+
+def _row_labels(names: Sequence[str], room: float) -> list[str]:
+    """Names that fit, or none at all where hardly anything of them would."""
+    least = 40.0
+    return [shortened(name, room) for name in names] if names and room >= least else []
+
+
+def _named(index: int, names: Sequence[str]) -> str:
+    return f"{index + 1} ({names[index]})" if index < len(names) else str(index + 1)
+
+
+def confusion_map(
+    title: str, counts: Sequence[Sequence[int]], classes: Sequence[str], *, others: str = "other"
+) -> Drawing:
+    """How often each class, a row, is taken for each, a column; behind a row, its accuracy.
+
+    - `counts`: of samples [true class, answered class], with one more column for other answers.
+    - `classes`: their names.
+    - `others`: the name of that column.
+    """
+    heads = [*classes, *[others] * (len(counts[0]) - len(classes))]
+    beside = min(110.0, max(map(text_width, classes)))
+    width = min(30.0, (WIDTH - beside - 62) / len(heads))
+    height = min(24.0, max(13.5, width))
+    is_level = max(map(text_width, heads)) <= width - 1
+    above = 36.0 if is_level or width < 11 else 26 + min(84.0, max(map(text_width, heads)))
+    left = beside + 8 + (WIDTH - beside - 62 - width * len(heads)) / 2
+    right, bottom = left + width * len(heads), above + height * len(counts)
+    drawing = Drawing(WIDTH, bottom + 6, title)
+    drawing.text((left + right) / 2, 12, "taken for", SMALL - 1, "faint", text_anchor="middle")
+    drawing.text(right + 48, 12, "right", SMALL - 1, "faint", text_anchor="end")
+    for j, head in enumerate(heads if is_level or width >= 11 else ()):
+        x = left + (j + 0.5) * width
+        if is_level:
+            drawing.text(x, above - 6, head, text_anchor="middle")
+        else:
+            turned = f"translate({x + 4:.2f} {above - 5:.2f}) rotate(-90)"
+            drawing.text(0, 0, shortened(head, 84), transform=turned)
+    gap = 1.5 if width > 16 else 0.5
+    for i, (name, row) in enumerate(zip(classes, counts, strict=True)):
+        y, total = above + i * height, sum(row)
+        base = y + height / 2 + 4
+        drawing.text(left - 7, base, shortened(name, 110), fill="ink", text_anchor="end")
+        for j, count in enumerate(row):
+            box = (left + j * width + gap / 2, y + gap / 2, width - gap, height - gap)
+            note = f"{name} taken for {heads[j]}: {count} of {total}"
+            color, depth = "grid", 0.4
+            if count:
+                color = "heat" if i == j else "warm"
+                depth = _depth(count / total) if i == j else 0.25 + 0.75 * (count / total) ** 0.5
+            drawing.rect(*box, color, note, fill_opacity=depth, rx=2 if width > 16 else 0)
+            if count and width >= 22:
+                ink = "on-heat" if depth > 0.55 else "ink"
+                size = min(SMALL, (width - 4) / (0.61 * len(str(count))))
+                drawing.text(box[0] + box[2] / 2, base, str(count), size, ink, text_anchor="middle")
+        share = f"{100 * row[i] / total:.0f} %" if total else "–"
+        drawing.text(right + 48, base, share, fill="ink", text_anchor="end", font_weight=600)
+    return drawing
+
+
+def class_bars(title: str, rows: Sequence[tuple[str, float, str]], mean: float) -> Drawing:
+    """A bar from 0 to 100 % for each class: its name, its accuracy, and a remark behind the bar.
+
+    - `rows`: name, accuracy as a fraction, remark.
+    - `mean`: of all classes, drawn as a line.
+    """
+    beside, right, step = min(120.0, max(text_width(r[0]) for r in rows)), WIDTH - 44, 30.0
+    left, top = beside + 8, 24.0
+    drawing = Drawing(WIDTH, top + step * len(rows) + 4, title)
+    x = left + mean * (right - left)
+    for i, (name, accuracy, remark) in enumerate(rows):
+        y = top + i * step
+        drawing.text(left - 8, y + 11, shortened(name, 120), fill="ink", text_anchor="end")
+        drawing.rect(left, y + 1, right - left, 12, "grid", fill_opacity=0.5, rx=3)
+        note = f"{name}: {accuracy:.1%}"
+        drawing.rect(left, y + 1, max(1.0, accuracy * (right - left)), 12, "heat", note, rx=3)
+        shown = f"{100 * accuracy:.0f} %"
+        drawing.text(WIDTH, y + 11, shown, fill="ink", text_anchor="end", font_weight=600)
+        drawing.text(left, y + 24, shortened(remark, WIDTH - left), SMALL - 1, "faint")
+    drawing.line(((x, top - 4), (x, top + step * len(rows) - 8)), "warm", 1.5)
+    drawing.text(x, 12, "all classes", SMALL - 1, "faint", text_anchor="middle")
     return drawing
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from tinysubnets.report.charts import (
     Curve,
     Dot,
     Frame,
+    class_bars,
+    confusion_map,
     curves,
     heat_map,
     padded,
@@ -29,12 +31,14 @@ from tinysubnets.report.charts import (
     task_numbers,
     ticks,
 )
-from tinysubnets.report.drawing import NORMAL, SMALL, Drawing, text_width
+from tinysubnets.report.drawing import NORMAL, SMALL, Drawing, shortened, text_width
 from tinysubnets.report.theme import NUM_SERIES, PARTS, series, task_color
 from tinysubnets.scenarios import SCENARIOS
 
 T = TypeVar("T")
 MAX_OVERLAPS = 64  # tasks of which every pair is compared
+MAX_CONFUSED = 8  # tasks whose classes are shown
+MAX_MATRIX, MAX_BARS = 30, 15  # classes up to which pairs are shown, and of more the worst
 CHUNK = 1 << 19  # so many weights at a time take part in the overlap of masks
 
 
@@ -75,7 +79,11 @@ def accuracy_matrix(run: Run) -> Figure:
     """The accuracy on every task after every task."""
     sides = ("after task", "accuracy on task")
     drawing = heat_map(
-        "accuracy matrix", run.matrix, sides, lambda v: f"{v * 100:.{int(0 < v < 1)}f} %"
+        "accuracy matrix",
+        run.matrix,
+        sides,
+        lambda v: f"{v * 100:.{int(0 < v < 1)}f} %",
+        names=_task_names(run),
     )
     names = run.result.get("measured_on") or ["test"]
     measured = " and ".join({"valid": "validation"}.get(n, n) for n in names)
@@ -103,6 +111,84 @@ def accuracy_matrix(run: Run) -> Figure:
     )
 
 
+def _task_names(run: Run) -> list[str]:
+    return [str(task["name"]) for task in run.tasks]
+
+
+def classes(run: Run) -> list[Figure]:
+    """Of each task how well its classes are told apart; of many tasks the least accurate ones."""
+    known = [(i, task) for i, task in enumerate(run.tasks, 1) if _counts(task) or _by_class(task)]
+    known.sort(key=lambda item: item[1].get("final_accuracy") or 0.0)
+    return [_classes(number, task) for number, task in sorted(known[:MAX_CONFUSED], key=_first)]
+
+
+def _first(item: tuple[int, Mapping[str, Any]]) -> int:
+    return item[0]
+
+
+def _classes(number: int, task: Mapping[str, Any]) -> Figure:
+    """One task's confusion matrix, or its least accurate classes where there are very many."""
+    names, counts = [str(c) for c in task["classes"]], _counts(task)
+    final = task.get("final_accuracy")
+    shown = "" if final is None else f": {100 * final:.1f} %"
+    heading, key = f"{task['name']}{shown}", f"classes-{number}"
+    title = f"classes of task {number}"
+    if counts and len(names) <= MAX_MATRIX:
+        if not any(row[len(names) :] != [0] and len(row) > len(names) for row in counts):
+            counts = [row[: len(names)] for row in counts]  # nothing was taken for another task's
+        drawing = confusion_map(title, counts, names, others="another task")
+        return Figure(key, heading, drawing, _confused(names, counts))
+    found = sorted((a, name, i) for i, (name, a) in enumerate(_by_class(task).items()))
+    rows = [(name, a, _mistake(i, names, counts)) for a, name, i in found[:MAX_BARS]]
+    few = f"The {len(rows)} least accurate of {len(found)} classes. " if len(found) > 15 else ""
+    mean = sum(a for a, *_ in found) / len(found)
+    return Figure(key, heading, class_bars(title, rows, mean), f"{few}The line is their mean.")
+
+
+def _counts(task: Mapping[str, Any]) -> list[list[int]]:
+    """A task's confusion matrix [true, answered]; empty where it is not recorded, or damaged."""
+    counts, names = task.get("confusion"), task.get("classes")
+    if not isinstance(counts, list) or not isinstance(names, list) or len(counts) != len(names):
+        return []
+    widths = {len(row) if isinstance(row, list) else 0 for row in counts}
+    fine = len(widths) == 1 and widths <= {len(names), len(names) + 1} and names
+    whole = fine and all(type(v) is int and v >= 0 for row in counts for v in row)
+    return counts if whole and any(map(sum, counts)) else []
+
+
+def _by_class(task: Mapping[str, Any]) -> dict[str, float]:
+    """The accuracy of each class that has samples."""
+    shares, names = task.get("class_accuracy"), task.get("classes")
+    if not isinstance(shares, list) or not isinstance(names, list) or len(shares) != len(names):
+        return {}
+    known = {str(n): a for n, a in zip(names, shares, strict=True) if a is not None}
+    fine = all(isinstance(a, (int, float)) and 0 <= a <= 1 for a in known.values())
+    return known if fine else {}
+
+
+def _confused(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """The pairs that are confused most often, in words."""
+    heads = [*names, "classes of other tasks"]
+    pairs = [
+        (-count, i, j) for i, row in enumerate(counts) for j, count in enumerate(row) if i != j
+    ]
+    worst = [pair for pair in sorted(pairs)[:2] if pair[0] < -1]
+    if not worst:
+        times = "more than once" if any(pair[0] for pair in pairs) else "ever"
+        return f"No class is taken for another one {times}."
+    told = [f"{names[i]} for {heads[j]} ({-n} of {sum(counts[i])})" for n, i, j in worst]
+    return f"Most often taken wrongly: {', '.join(told)}."
+
+
+def _mistake(index: int, names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """What a class is taken for most often."""
+    if not counts or not sum(counts[index]):
+        return ""
+    heads = [*names, "classes of other tasks"]
+    count, j = max((c, -j) for j, c in enumerate(counts[index]) if j != index)
+    return f"taken for {heads[-j]} {count / sum(counts[index]):.0%}" if count else ""
+
+
 def per_task(run: Run) -> Figure | None:
     """Each task's accuracy as a dot above the bytes it added as a stacked column."""
     accuracies = [a * 100 for a in run.matrix[-1] if a is not None]
@@ -119,7 +205,7 @@ def per_task(run: Run) -> Figure | None:
     drawing = Drawing(WIDTH, 350, "accuracy and bytes per task")
     above.draw_y(drawing, "accuracy at the end, %", 3)
     for i, value in enumerate(accuracies):
-        note = f"task {i + 1}: {value:.2f}%"
+        note = f"{run.tasks[i]['name']}: {value:.2f} %"
         drawing.mark(above.x(i + 0.5), above.y(value), min(5.5, 120 / count), "accent", note=note)
     below.draw_y(drawing, f"size, {name}", 4)
     half = 0.31 if count <= 12 else 0.4  # of a column's width, from 0 to 1
@@ -129,7 +215,7 @@ def per_task(run: Run) -> Figure | None:
             top, bottom = below.y((base + size) / unit), below.y(base / unit)
             if bottom - top > 0.05:
                 gap = 0.75 if bottom - top > 2.5 else 0.0
-                note = f"task {i + 1}, {kind}: {size_text(size)}"
+                note = f"{run.tasks[i]['name']}, {kind}: {size_text(size)}"
                 drawing.rect(left, top, right - left, bottom - top - gap, kind, note=note)
             base += size
     below.draw_x(drawing, [(i + 0.5, str(i + 1)) for i in task_numbers(count)], "task")
@@ -217,6 +303,7 @@ def divergence(run: Run) -> Figure | None:
         lambda v: f"{v:.1f}" if v < 100 else f"{v:.0f}",
         max([*values, threshold or 0.0]),
         [f"bank {task['bank']}" for task in run.tasks],
+        _task_names(run),
     )
     limit = f" A task at {threshold:g} or more from all others asks for a new bank."
     return Figure(
@@ -301,7 +388,8 @@ def task_masks(store: SubnetStore) -> Figure | None:
         shown = _middle(_as_matrix(used), reach, reach)
         x, y = (place % across) * (room + 12), 26 + (place // across) * (room + 42)
         end = y + _weights(drawing, (x, y), room / max(shown.shape), shown, count)
-        drawing.text(x, end + 15, f"task {index + 1}", fill="ink", font_weight=600)
+        label = shortened(f"{index + 1} {store.tasks[index]}", room * 0.95)
+        drawing.text(x, end + 15, label, fill="ink", font_weight=600)
         is_added = subnet.bank == NO_BANK
         drawing.text(x, end + 29, "added" if is_added else f"{reused:.0%} reused")
     return Figure(
@@ -382,7 +470,13 @@ def mask_overlap(store: SubnetStore) -> Figure | None:
     return Figure(
         "mask-overlap",
         "Mask overlap",
-        heat_map("mask overlap between tasks", cells, sides, lambda v: f"{v * 100:.0f} %"),
+        heat_map(
+            "mask overlap between tasks",
+            cells,
+            sides,
+            lambda v: f"{v * 100:.0f} %",
+            names=store.tasks,
+        ),
         "The share of a task's weights that another task of the same bank uses as well. "
         "Tasks of different banks share no values.",
     )
@@ -465,9 +559,9 @@ def accuracy_against_bytes(runs: Sequence[Run]) -> Figure | None:
         means = f"{accuracy.show(2, 100)} % in {size_text(size.mean)}"
         note = f"{group.method} ({group.recipe}): {means}"
         dots.append(Dot(size.mean, accuracy.mean, color, name, shape, size=6.5, note=note))
-    if not dots:
-        return None
     theirs = references(runs)
+    if not dots or len(dots) + len(theirs) < 2:
+        return None  # a single dot says no more than its numbers
     small = " Small dots are single runs, large ones their mean." if len(runs) > len(groups) else ""
     paper = " Hollow marks are the paper's numbers: its capacity counts no heads." if theirs else ""
     return Figure(
@@ -504,7 +598,10 @@ def _is_whole(run: Run) -> bool:
     data = run.setting_of("data") or {}
     used = tuple(data.get("datasets") or [data.get("dataset")])
     tasks, classes = map(int, known.tasks.split(" x "))
-    return used == known.datasets and [len(t["classes"]) for t in run.tasks] == [classes] * tasks
+    return (
+        used == known.datasets
+        and [len(t.get("classes") or ()) for t in run.tasks] == [classes] * tasks
+    )
 
 
 def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:

@@ -13,8 +13,10 @@ from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
 from tinysubnets.report import figures, theme
 from tinysubnets.report.charts import size_text
 from tinysubnets.report.drawing import Drawing
+from tinysubnets.report.figures import Figure
 
 DETAILED = 8  # at most so many groups get pictures of their own
+MAX_LISTED = 6  # classes of a task that its line of the table names
 
 Measure = Callable[[Run], float | None]
 
@@ -39,13 +41,14 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
     drawings = {f.key: f.drawing for f in overview}
     for section in sections:
         prefix = "" if len(sections) == 1 else f"{section['slug']}-"
-        drawings |= {f"{prefix}{f.key}": f.drawing for f in section["figures"]}
+        shown = [*section["figures"], *section["classes"]]
+        drawings |= {f"{prefix}{f.key}": f.drawing for f in shown}
     style = _file("page.css").replace("/*light*/", theme.variables(theme.LIGHT))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     text = environment.from_string(_file("page.html.j2")).render(
-        title=", ".join(dict.fromkeys(r.scenario for r in runs)),
+        title=title(runs),
         lead=lead(runs, groups),
         tiles=tiles(groups[0]) if len(groups) == 1 else [],
         groups=groups if len(runs) > 1 else [],
@@ -54,6 +57,7 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
         rung_columns=RUNG_COLUMNS,
         overview=overview,
         sections=sections,
+        balanced=balanced,
         omitted=max(0, len(groups) - DETAILED),
         version=__version__,
         style=style.replace("/*dark*/", theme.variables(theme.DARK)),
@@ -63,6 +67,28 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
 
 def _file(name: str) -> str:
     return resources.files("tinysubnets.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def title(runs: Sequence[Run]) -> str:
+    """The run's own name, or what several runs have learned."""
+    if len(runs) == 1:
+        return runs[0].name
+    return ", ".join(dict.fromkeys(run.subject for run in runs))
+
+
+def balanced(shown: Sequence[Figure]) -> tuple[Sequence[Figure], Sequence[Figure]]:
+    """Figures for two columns that end about together, in their order."""
+    heights = [_height(figure) for figure in shown]
+    split = min(
+        range(len(shown) + 1), key=lambda i: abs(sum(heights[:i]) - sum(heights[i:])), default=0
+    )
+    return shown[:split], shown[split:]
+
+
+def _height(figure: Figure) -> float:
+    """About how tall a figure's card is on a desk: its picture, its caption, and the rest."""
+    lines = -(-len(figure.caption) // 78)
+    return 1.3 * figure.drawing.height + 21 * lines + 112
 
 
 def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
@@ -81,8 +107,17 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     if any(run.matrix_kind != "full" for run in runs):
         kept = "forgetting not measured"
     size = groups[0].spread(lambda r: r.size_bytes)
-    weighs = f", {size_text(size.mean)} in all" if size else ""
-    return f"{tasks} in one network by {first.method}: {shown}, {kept}{weighs}."
+    weighs = f" in {size_text(size.mean)}" if size else " in one network"
+    dense = dense_bytes(first)
+    if size and dense:
+        weighs += f" instead of {size_text(dense)} for one dense network"
+    return f"{tasks}{weighs}, by {first.method}: {shown}, {kept}."
+
+
+def dense_bytes(run: Run) -> float | None:
+    """What the shared weights of one dense network take as 32-bit numbers."""
+    weights = (run.result.get("ledger") or {}).get("num_weights")
+    return 4.0 * weights if weights else None
 
 
 def tiles(group: Group) -> list[dict[str, str]]:
@@ -90,18 +125,19 @@ def tiles(group: Group) -> list[dict[str, str]]:
     out = []
     for label, unit, digits, measure in (
         ("mean accuracy (ACC)", "%", 1, lambda r: r.metric("average_accuracy")),
-        ("backward transfer", "pts", 2, lambda r: r.metric("backward_transfer")),
-        ("file, of dense float32", "%", 1, lambda r: r.capacity("file")),
-        ("paper's capacity", "%", 1, lambda r: r.capacity("paper")),
+        ("backward transfer (BWT)", "pts", 2, lambda r: r.metric("backward_transfer")),
+        ("file, of a dense network", "%", 1, lambda r: r.capacity("file")),
     ):
         spread = group.spread(measure)
         if spread:
             deviation = f"± {spread.std * 100:.{digits}f}, {spread.count} runs"
             detail = deviation if spread.count > 1 else ""
             out.append(_tile(label, f"{spread.mean * 100:.{digits}f}", unit, detail))
-    size = group.spread(lambda r: r.size_bytes)
+    size, dense = group.spread(lambda r: r.size_bytes), dense_bytes(group.runs[0])
     if size:
-        out.append(_tile("size", *size_text(size.mean).split(" ")))
+        instead = f"instead of {size_text(dense)}" if dense else ""
+        value, unit = size_text(size.mean).split(" ")
+        out.insert(0, _tile("file", value, unit, instead))
     tasks = group.runs[0].tasks
     banks = len({t["bank"] for t in tasks if t.get("bank") is not None})
     many = f"{banks} bank{'s' if banks != 1 else ''}" if banks else ""
@@ -159,10 +195,18 @@ def _owned(task: Mapping[str, Any]) -> str:
     return " → ".join(_percent(f"owned_{when}_pruning")(task) for when in ("before", "after"))
 
 
+def _listed(classes: Sequence[Any]) -> str:
+    """The first names of some classes, and how many more there are."""
+    more = len(classes) - MAX_LISTED
+    names = ", ".join(map(str, classes[:MAX_LISTED] if more > 1 else classes))
+    return f"{names} and {more} more" if more > 1 else names
+
+
 TASK_COLUMNS = (
     Column("#", "n", _field("number")),
     Column("task", "name", _field("name")),
     Column("accuracy", "n strong", _accuracy),
+    Column("classes", "long", lambda task: _listed(task.get("classes") or [])),
     Column("bank", "n", _field("bank")),
     Column("bits", "n", _field("bits")),
     Column("density", "n", _percent("density")),
@@ -211,6 +255,7 @@ def _section(group: Group) -> dict[str, Any]:
         "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.scenario_type}",
         "notes": run.result.get("notes") or [],
         "figures": figures.of_run(run),
+        "classes": figures.classes(run),
         "tasks": [task | {"number": i} for i, task in enumerate(run.tasks, 1)],
         "rungs": _rungs(run.tasks),
         "details": {"Settings": flat(run.settings), "Environment": flat(environment)},

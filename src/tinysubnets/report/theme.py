@@ -22,6 +22,7 @@ _COLORS = {  # light, dark
     "faint": ("#8a909a", "#7b828d"),
     "grid": ("#e4e5e2", "#2c3038"),
     "edge": ("#dddeda", "#2f343c"),
+    "shade": ("#b9bbb6", "#515a68"),
     "accent": ("#1f5fa8", "#7db4ee"),
     "heat": ("#17518f", "#6db3f5"),
     "on-heat": ("#ffffff", "#0d1a28"),

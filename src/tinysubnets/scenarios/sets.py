@@ -39,11 +39,12 @@ def digits(split: str) -> DecodedSet:
     """The 1,797 bundled digits as 1x8x8 images; every fifth of a class, in a fixed order, is test.
 
     The test part does not depend on the run's seed, so that all runs are measured on the same data.
+    Pixels go from 0 to 255 as in image files, so that a picture of a digit can be predicted.
     """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    inputs = bunch.images.astype(np.uint8)[:, None]
+    inputs = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]  # bundled as 0 to 16
     labels = bunch.target.astype(np.int64)
     order = np.argsort(seeds.uniform(len(labels), "digits", "test"), kind="stable")
     test = np.zeros(len(labels), dtype=bool)

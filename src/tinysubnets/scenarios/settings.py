@@ -12,8 +12,9 @@ from tinysubnets.errors import SettingError
 class DataSettings:
     """What all scenarios have in common.
 
-    `valid` is the share of training data held back for validation. `train_limit` and `test_limit`
-    bound the samples of each task, evenly over its classes, for quick trials.
+    - `valid`: the share of training data held back for validation.
+    - `train_limit`, `test_limit`: at most so many samples of each task, evenly over its classes,
+      for quick trials.
     """
 
     valid: float = 0.1
@@ -29,7 +30,11 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class PermutedSettings(DataSettings):
-    """One data set, its pixels in another order for each task; the first task as it is."""
+    """One data set, its pixels in another order for each task; the first task as it is.
+
+    - `dataset`: its name, see `tsn list`.
+    - `num_tasks`: how many tasks there are.
+    """
 
     dataset: str = "mnist"
     num_tasks: int = 10
@@ -43,8 +48,11 @@ class PermutedSettings(DataSettings):
 class SplitSettings(DataSettings):
     """One data set, some of its classes for each task.
 
-    `num_tasks` "none" takes as many tasks as the classes allow. `class_order` draws the classes
-    from the seed, or takes them as the data set numbers them.
+    - `dataset`: its name, see `tsn list`.
+    - `num_tasks`: how many tasks there are; "none" takes as many as the classes allow.
+    - `classes_per_task`: how many classes each has.
+    - `class_order`: classes are drawn from the seed, or taken as the data set numbers them.
+    - `image_size`: the side that images are resized to; "none" leaves them as they are.
     """
 
     dataset: str = "cifar100"
@@ -64,7 +72,11 @@ class SplitSettings(DataSettings):
 
 @dataclass(frozen=True)
 class SequenceSettings(DataSettings):
-    """Whole data sets one after the other, all brought to one shape of images."""
+    """Whole data sets one after the other, all brought to one shape of images.
+
+    - `datasets`: their names, see `tsn list`.
+    - `image_size`, `channels`: the side of all images, and 1 for gray or 3 for color.
+    """
 
     datasets: tuple[str, ...] = ("mnist", "svhn", "fashion-mnist", "cifar10", "notmnist")
     image_size: int = 32
@@ -90,7 +102,13 @@ class TaskSource:
 
 @dataclass(frozen=True)
 class OwnSettings(DataSettings):
-    """The user's own tasks by name; images can be resized and given more channels."""
+    """The user's own tasks by name; images can be resized and given more channels.
+
+    - `tasks`: one table [tasks.NAME] each, with `data`: a folder of images per class, an .npz file
+      or a name of the Hub; and `classes`: some of its classes by name.
+    - `image_size`, `channels`: the side that images are resized to, and 1 for gray or 3 for color;
+      "none" takes those of the first task.
+    """
 
     tasks: dict[str, Any] = field(default_factory=dict)
     image_size: int | None = None

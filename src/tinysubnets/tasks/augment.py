@@ -24,10 +24,12 @@ _MAX_ASPECT = 4 / 3
 class Augmentation:
     """Which changes to make; the default makes none.
 
-    `flip` mirrors half of the images; `shift` moves an image by up to so many pixels and fills with
-    zeros; `crop` cuts out a random part of at least that share of the area and stretches it to
-    the old size (1 turns it off). `fill` says what a shift brings in: "black", or the "mean" of the
-    task's inputs, which is 0 once they are normalized.
+    - `flip`: mirrors half of the images.
+    - `shift`: moves an image by up to so many pixels and fills what comes in.
+    - `crop`: cuts out a random part of at least that share of the area and stretches it to the old
+      size; 1 turns it off.
+    - `fill`: what a shift brings in: "black", or the "mean" of the task's inputs, which is 0 once
+      they are normalized.
     """
 
     flip: bool = False

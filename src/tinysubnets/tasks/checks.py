@@ -302,6 +302,18 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return (shape[2], shape[0], shape[1]) if len(shape) == 3 else None
 
 
+def task_and_inputs(task: Any, inputs: Any) -> tuple[str | None, Any]:
+    """What `predict(task, inputs)` or `predict(inputs)` was given; the latter has no task."""
+    if inputs is not None:
+        return task, inputs
+    if task is None or isinstance(task, str):
+        raise TaskError(
+            f"predict({task!r}) lacks inputs; give predict(task, inputs), or predict(inputs) where "
+            "the task is not known."
+        )
+    return None, task
+
+
 def check_numbers(name: str, inputs: Tensor) -> None:
     """Refuse raw inputs that are no numbers a network of a task could take."""
     if inputs.is_complex() or inputs.dtype == torch.bool:

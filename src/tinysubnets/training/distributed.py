@@ -10,6 +10,10 @@ else learning decides (codebooks, masks, the best epoch, bit-width, post-pruning
 process computes for itself from that equal state; `check_same` compares what came out after every
 task. The process of rank 0 is called the first: it alone writes files and shows progress.
 
+Two things are each process's own: what dropout draws, and the statistics of BatchNorm in training,
+which are those of its part of a batch. The statistics that a task is used with are estimated anew
+from its training data, and so are the same everywhere.
+
 Without `process_group` every function here is that of one process alone.
 """
 
@@ -60,6 +64,8 @@ _group: Group | None = None
 def process_group(device: str | torch.device = "auto") -> Iterator[None]:
     """Train in several processes inside, where torchrun or `tsn run --processes` started this one.
 
+    A process group of torch's that the caller has made is used as it is.
+
     - `device`: where to train. Every process on a machine has a GPU of its own as its current
       device, where there are enough; else they share them, and gradients travel over the host.
     """
@@ -67,6 +73,7 @@ def process_group(device: str | torch.device = "auto") -> Iterator[None]:
     if not is_launched() or _group is not None:
         yield
         return
+    was_made = dist.is_initialized()
     _group = _joined(torch.device("cuda" if device == "auto" else device))
     try:
         with warnings.catch_warnings():
@@ -79,7 +86,8 @@ def process_group(device: str | torch.device = "auto") -> Iterator[None]:
         raise
     finally:
         _group = None
-        dist.destroy_process_group()
+        if not was_made:
+            dist.destroy_process_group()
 
 
 def is_launched() -> bool:
@@ -128,7 +136,10 @@ def _joined(device: torch.device) -> Group:
         is_enough = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])) <= gpus
         backend = "nccl" if is_enough and dist.is_nccl_available() else "gloo"
     with _peers():
-        dist.init_process_group(backend)
+        if dist.is_initialized():
+            backend = dist.get_backend()
+        else:
+            dist.init_process_group(backend)
         messages = dist.new_group(backend="gloo")
         errors = dist.new_group(backend="gloo", timeout=timedelta(seconds=ERROR_SECONDS))
     return Group(dist.get_rank(), dist.get_world_size(), backend, messages, errors)

@@ -16,14 +16,15 @@ class TrainingSettings:
 
     - `epochs`: at most so many per task; the best one by validation is taken.
     - `batch_size`: samples per step; the last batch of an epoch is filled up from its beginning.
-    - `optimizer`: one of `optim.OPTIMIZERS`; `momentum` is that of "sgd", by `nesterov` looked
-      ahead.
+    - `optimizer`: the rule of each step.
     - `lr`, `min_lr`, `schedule`: the learning rate falls from `lr` to `min_lr` by a "cosine", is
       halved after six epochs without a better validation loss ("plateau", which ends training below
-      `min_lr`), or stays "constant". Within the first `warmup_epochs` it rises from 0.
+      `min_lr`), or stays "constant".
+    - `warmup_epochs`: within the first so many epochs the learning rate rises from 0.
     - `score_lr`: the rate of mask scores, by default the same.
     - `score_eps`: a large one makes Adam move scores by their gradients: those that hardly matter
       stay, and masks cost fewer bytes.
+    - `momentum`, `nesterov`: of the optimizer "sgd", and whether it looks ahead by it.
     - `weight_decay`: of all but mask scores.
     - `codebook_updates_per_epoch`: how often training codebooks are fitted anew.
     - `augmentation`: what is changed in training images at random.
@@ -59,10 +60,12 @@ class TrainingSettings:
                     f"training.{name} = {getattr(self, name)} is not allowed; "
                     f"give an integer of at least {least}."
                 )
-        if not 0 < self.min_lr <= self.lr < math.inf:
+        if not 0 < self.lr < math.inf:
+            raise SettingError(f"training.lr = {self.lr} is not allowed; give more than 0.")
+        if not 0 < self.min_lr <= self.lr:
             raise SettingError(
-                f"training.lr = {self.lr} and min_lr = "
-                f"{self.min_lr} are not allowed; give 0 < min_lr <= lr."
+                f"training.min_lr = {self.min_lr} is not allowed; give more than 0, at most lr "
+                f"(now {self.lr:g})."
             )
         for name, limit in (
             ("momentum", 1),

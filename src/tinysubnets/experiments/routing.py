@@ -1,0 +1,191 @@
+"""What a run's model is worth when nobody tells the task: measured at its end, beside all else.
+
+Every task's network answers for all test data once. Outputs of a task never change, so that what
+candidates would have won after the first tasks follows from the same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from tinysubnets.experiments import metrics
+from tinysubnets.model.routing import Claims, Router, Routing, candidates, decide
+
+if TYPE_CHECKING:
+    from tinysubnets.model.store import SubnetStore
+    from tinysubnets.model.subnet import Subnet
+
+TOGETHER = 16  # inputs of one task that are routed as a batch
+BINS = 10  # of the histogram of confidences
+
+
+class Routed:
+    """What all tasks of a store say to one task's test data, and who wins.
+
+    - `probe`: the data and their labels.
+    - `rule`: as for `SubnetStore.route`.
+    """
+
+    def __init__(self, store: SubnetStore, probe: metrics.Probe, rule: str | None = None) -> None:
+        self.store, self.probe, self.rule = store, probe, rule
+        self.subnets, _ = candidates(store, probe.data.inputs(slice(0, metrics.CHUNK)), None)
+        self.claims = self._claims(self.subnets)
+        self.labels = probe.data.labels
+
+    def _claims(self, subnets: Sequence[Subnet]) -> Claims:
+        """What some tasks say, read chunk by chunk: large test sets stay on disk."""
+        router, found = Router(self.store, subnets, self.rule), []
+        for start in range(0, len(self.probe.data), metrics.CHUNK):
+            raw = self.probe.data.inputs(slice(start, start + metrics.CHUNK))
+            found.append(router.claims(raw, batch_size=metrics.CHUNK // 4))
+        return Claims.joined(found)
+
+    def among(self, names: Sequence[str]) -> tuple[Routing, Claims]:
+        """Who wins if these are the candidates, as far as they take such inputs."""
+        places = [i for i, s in enumerate(self.subnets) if s.name in names]
+        router = Router(self.store, [self.subnets[i] for i in places], self.rule)
+        if set(router.weights) <= set(self.claims.parts):
+            claims = self.claims.of(places)
+        else:
+            claims = self._claims(router.subnets)  # these keep a part that others do not
+        return decide(router, claims), claims
+
+    def right(self, names: Sequence[str], scenario_type: str, together: int = 1) -> float:
+        """The share of right answers among some tasks.
+
+        - `scenario_type`: "task" asks for the task alone, "class-IL" for task and class,
+          "domain-IL" for the label, wherever it came from.
+        - `together`: so many inputs, spread over the data, are routed as one batch; those that are
+          left over do not count.
+        """
+        routing, claims = self.among(names)
+        count = len(routing) // together
+        scores = routing.scores[: count * together].reshape(together, count, -1)
+        chosen = np.tile(scores.sum(0).argmax(1), together)  # sample i is in batch i % count
+        if scenario_type == "task":
+            return float((np.array(routing.candidates)[chosen] == self.probe.name).mean())
+        answers = claims.answers.numpy()[np.arange(len(chosen)), chosen]
+        classes = [self.store.subnet(n).classes for n in routing.candidates]
+        given = [
+            (routing.candidates[t], classes[t][a]) for t, a in zip(chosen, answers, strict=True)
+        ]
+        own = [self.probe.classes[n] for n in self.labels[: len(chosen)].tolist()]
+        return float(
+            np.mean(
+                [
+                    label == one and (scenario_type == "domain-IL" or task == self.probe.name)
+                    for (task, label), one in zip(given, own, strict=True)
+                ]
+            )
+        )
+
+
+def without_task(
+    store: SubnetStore, probes: Sequence[metrics.Probe], *, rule: str | None = None
+) -> dict[str, Any]:
+    """Everything that is measured of a finished model without the task's name, as plain data.
+
+    docs/RESULTS.md describes every field.
+
+    - `probes`: the test data of all tasks, in the order of learning.
+    """
+    begin = time.perf_counter()
+    routed = [Routed(store, probe, rule) for probe in probes]
+    names = [p.name for p in probes]
+    final = [r.among(names)[0] for r in routed]
+    same = len({frozenset(p.classes) for p in probes}) == 1
+    types = ("class-IL", "domain-IL") if same else ("class-IL",)
+    found = [f.tasks == p.name for f, p in zip(final, probes, strict=True)]
+    out: dict[str, Any] = {
+        "rule": final[0].rule,
+        "passes": len(names),
+        "task_accuracy": float(np.mean([f.mean() for f in found])),
+        "confusion": [[int((f.tasks == n).sum()) for n in names] for f in final],
+        "confidence": _confidences(final, found),
+        "unknown": _unknown(routed, names, final),
+        "together": _together(routed, names, types),
+    }
+    for scenario_type in ("class-IL", "domain-IL"):
+        out[scenario_type] = None
+        if scenario_type in types:
+            matrix = _matrix(routed, names, scenario_type)
+            summary = metrics.summary(matrix, [len(p.classes) for p in probes])
+            kept = ("average_accuracy", "backward_transfer", "forgetting")
+            out[scenario_type] = {k: summary[k] for k in kept} | {"matrix": matrix}
+    return out | {"seconds": time.perf_counter() - begin}
+
+
+def _matrix(
+    routed: Sequence[Routed], names: Sequence[str], scenario_type: str
+) -> list[metrics.Row]:
+    """The accuracy on task j among the first i tasks, up to the diagonal; None above it."""
+    rows: list[metrics.Row] = []
+    for last in range(len(names)):
+        row: metrics.Row = [r.right(names[: last + 1], scenario_type) for r in routed[: last + 1]]
+        rows.append(row + [None] * (len(names) - last - 1))
+    return rows
+
+
+def _confidences(final: Sequence[Routing], found: Sequence[np.ndarray]) -> dict[str, Any]:
+    """How many inputs have which confidence, where their task was found and where not."""
+    edges = np.linspace(0, 1, BINS + 1)
+    shares, right = np.concatenate([f.confidence for f in final]), np.concatenate(found)
+    return {
+        "edges": [round(float(e), 3) for e in edges],
+        "right": np.histogram(shares[right], edges)[0].tolist(),
+        "wrong": np.histogram(shares[~right], edges)[0].tolist(),
+    }
+
+
+def _unknown(
+    routed: Sequence[Routed], names: Sequence[str], final: Sequence[Routing]
+) -> dict[str, Any] | None:
+    """How well inputs of a task are told as unknown when it is no candidate.
+
+    Each task is left out in turn: its inputs are unknown, those of all others are not. None where
+    there is one task alone, or nothing is kept that tells.
+    """
+    if len(names) < 2 or any(np.isnan(f.typicality).any() for f in final):
+        return None
+    areas, refused = [], []
+    for left_out, theirs in enumerate(routed):
+        others = [n for n in names if n != names[left_out]]
+        strange = theirs.among(others)[0]
+        known = [r.among(others)[0].typicality for i, r in enumerate(routed) if i != left_out]
+        areas.append(auroc(np.concatenate(known), strange.typicality))
+        refused.append(float(strange.unknown.mean()))
+    return {
+        "auroc": float(np.mean(areas)),
+        "auroc_per_task": areas,
+        "refused": float(np.mean(refused)),
+        "own_refused": float(np.mean([f.unknown.mean() for f in final])),
+    }
+
+
+def auroc(known: np.ndarray, unknown: np.ndarray) -> float:
+    """The area under the ROC curve: the chance that a known input ranks above an unknown one.
+
+    >>> auroc(np.array([3.0, 2.0]), np.array([1.0, 2.0]))
+    0.875
+    """
+    ranks = rankdata(np.concatenate([known, unknown]))[: len(known)]
+    least = len(known) * (len(known) + 1) / 2
+    return float((ranks.sum() - least) / (len(known) * len(unknown)))
+
+
+def _together(
+    routed: Sequence[Routed], names: Sequence[str], types: Sequence[str]
+) -> dict[str, Any] | None:
+    """How well batches are answered that are known to come from one task each."""
+    if any(len(r.labels) < TOGETHER for r in routed):
+        return None
+    out: dict[str, Any] = {"size": TOGETHER}
+    for key in ("task", *types):
+        shares = [r.right(names, key, TOGETHER) for r in routed]
+        out["task_accuracy" if key == "task" else key] = float(np.mean(shares))
+    return out

@@ -1,0 +1,877 @@
+"""Prediction without the task's name: how strongly each task claims an input, and which one wins.
+
+    found = store.predict(inputs)      # labels, and the task each of them came from
+    routed = store.route(inputs)       # the scores of all tasks
+
+A task's score for an input is a weighted sum of parts, each a logarithm of how likely its own
+inputs look so:
+
+- energy: log Σ exp(logits) of the task's network, standardized by its own validation data;
+- inputs: the density of the raw input, by a Gaussian over a seeded projection to few dimensions
+  that all tasks share, so that one product serves all of them;
+- features: the same of what the task's head sees, with a mean for each class; standardized.
+
+What is kept for this with a task, `Subnet.routing`, is made when it is learned and never changes:
+from its own data, and from what the networks of earlier tasks say to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+from tinysubnets import seeds
+from tinysubnets.errors import SettingError, TaskError, unknown
+from tinysubnets.model.subnet import Subnet, code
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.checks import Label, as_tensor, is_tokens
+from tinysubnets.tasks.sources import batches, is_dataset
+from tinysubnets.tasks.task import Split, Task
+from tinysubnets.training.precision import arithmetic
+
+if TYPE_CHECKING:
+    from tinysubnets.model.store import SubnetStore
+
+# The weight of each part where no earlier task has told a better one. Log-densities of dependent
+# dimensions say too much, so that those of inputs and features count for less than they are.
+PARTS = {"energy": 1.0, "inputs": 0.3, "features": 0.3}
+RULES = ("energy", "entropy")  # beside what tasks keep: these need nothing that is kept
+FIT_SAMPLES, VALID_SAMPLES = 5000, 2000  # training data of a Gaussian; validation data
+CALIBRATION_SAMPLES, CALIBRATION_TASKS = 1000, 16  # what weights are fitted to, and against
+PRIOR = 0.01  # how strongly fitted weights are held, in nats per squared logarithm
+SHRINKAGE = 0.02  # of a covariance, to the mean of its variances
+BITS = 5  # of what stands below the diagonal of a whitening matrix, and of class means
+BATCH, CHUNK = 500, 4096  # samples in a pass, and that all tasks see before the next
+MAX_DIMS = 256
+
+
+@dataclass(frozen=True)
+class RoutingSettings:
+    """What is kept with a task to recognize its inputs without its name.
+
+    - `parts`: what scores are made of, of "energy", "inputs" and "features"; empty keeps nothing.
+    - `dims`: the dimensions of the projections of inputs and features: bytes grow with its square.
+    - `calibrate`: whether the weights of the parts are fitted to the task's validation data against
+      the scores that earlier tasks have for them.
+    - `unknown_share`: the share of a task's own inputs that may be taken for unknown ones.
+    """
+
+    parts: tuple[Literal["energy", "inputs", "features"], ...] = ("energy", "inputs")
+    dims: int = 16
+    calibrate: bool = True
+    unknown_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        if len(set(self.parts)) != len(self.parts):
+            raise SettingError(f"routing.parts = {self.parts!r} is not allowed; name each once.")
+        if not 1 <= self.dims <= MAX_DIMS:
+            raise SettingError(
+                f"routing.dims = {self.dims!r} is not allowed; give 1 to {MAX_DIMS}."
+            )
+        if not 0 <= self.unknown_share < 1:
+            raise SettingError(
+                f"routing.unknown_share = {self.unknown_share!r} is not allowed; give a share of "
+                "at least 0, below 1."
+            )
+
+
+# What a user gets.
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """Which task claims each input.
+
+    - `candidates`: the tasks that could, in the order of learning: the columns of `scores`.
+    - `scores`: float32 [samples, candidates], larger is stronger; -∞ where a task was not asked.
+    - `typicality`: float32 [samples]: how typical an input is of the task that claims it most; 0 is
+      the mean of its own inputs, in their standard deviations. NaN where nothing is kept for it.
+    - `unknown`: bool [samples]: no task claims the input; the strongest claim is one that fewer of
+      the task's own inputs have than its `unknown_share`.
+    - `rule`: what scores are made of.
+    """
+
+    candidates: tuple[str, ...]
+    scores: np.ndarray
+    typicality: np.ndarray
+    unknown: np.ndarray
+    rule: str
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """The place among the candidates of each input's task, int64 [samples]."""
+        return self.scores.argmax(1)
+
+    @property
+    def tasks(self) -> np.ndarray:
+        """The name of each input's task, unknown or not."""
+        return np.array(self.candidates)[self.chosen]
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """The probability that it is this one of the candidates, float32 [samples]."""
+        powers = np.exp(self.scores - self.scores.max(1, keepdims=True))
+        return (1 / powers.sum(1)).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Labels for inputs whose task nobody told, and where each of them came from.
+
+    - `labels`: the user's own labels, those of the task that claims the input most, unknown or not.
+    - `probability`: that of the label among the classes of its task, float32 [samples].
+    - `routing`: the scores of all tasks.
+    """
+
+    labels: np.ndarray
+    probability: np.ndarray
+    routing: Routing
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def tasks(self) -> np.ndarray:
+        """The name of the task that each label came from."""
+        return self.routing.tasks
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """The probability that it is this task, float32 [samples]."""
+        return self.routing.confidence
+
+    @property
+    def unknown(self) -> np.ndarray:
+        """Where no task claims the input, bool [samples]."""
+        return self.routing.unknown
+
+    def __str__(self) -> str:
+        """A line for each of the first inputs."""
+        rows = zip(self.labels, self.tasks, self.confidence, self.unknown, strict=True)
+        shown = [
+            "unknown" if missing else f"{label} ({task}, {share:.2f})"
+            for label, task, share, missing in list(rows)[:10]
+        ]
+        return "\n".join([*shown, *([f"… {len(self)} in all"] if len(self) > 10 else [])])
+
+
+# What is kept with a task.
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Normal distributions with one covariance, in whitened coordinates.
+
+    - `whiten`: lower-triangular [d, d]; it takes points to coordinates of variance 1.
+    - `means`: [classes, d], there.
+    """
+
+    whiten: Tensor
+    means: Tensor
+
+    @classmethod
+    def fit(cls, points: Tensor, groups: Tensor, num_groups: int) -> Gaussian:
+        """The means of points [n, d] by group [n], and the covariance around them."""
+        points, dims = points.double().cpu(), points.shape[1]
+        counts = torch.zeros(num_groups, dtype=torch.float64)
+        counts.index_add_(0, groups, torch.ones(len(groups), dtype=torch.float64))
+        means = torch.zeros(num_groups, dims, dtype=torch.float64).index_add_(0, groups, points)
+        means /= counts.clamp(min=1)[:, None]
+        rest = points - means[groups]
+        covariance = rest.T @ rest / len(rest)
+        # A floor that an input which never changes does not break.
+        level = covariance.trace() / dims
+        covariance += (SHRINKAGE * level + 1e-30) * torch.eye(dims, dtype=torch.float64)
+        whiten = torch.linalg.inv(torch.linalg.cholesky(covariance))
+        return cls(whiten.float(), (means @ whiten.T).float())
+
+    @property
+    def dims(self) -> int:
+        """How many dimensions points have."""
+        return self.whiten.shape[0]
+
+    def rows(self) -> Tensor:
+        """The rows of the whitening matrix below its diagonal, over that row's diagonal."""
+        return (self.whiten / self.whiten.diagonal()[:, None])[_below(self.dims)]
+
+    @classmethod
+    def of(cls, logs: Tensor, rows: Tensor | None, means: Tensor) -> Gaussian | None:
+        """The Gaussian from logarithms of its diagonal, `rows()` and means; None if none is."""
+        dims, below = len(logs), torch.zeros(0) if rows is None else rows
+        fits = 1 <= dims <= MAX_DIMS and len(below) == dims * (dims - 1) // 2
+        if not fits or not len(means) or len(means) % dims:
+            return None
+        matrix = torch.eye(dims)
+        matrix[_below(dims)] = below
+        return cls(logs.exp()[:, None] * matrix, means.reshape(-1, dims))
+
+    def to(self, device: torch.device) -> Gaussian:
+        """The same on a device."""
+        return Gaussian(self.whiten.to(device), self.means.to(device))
+
+    def log_density(self, points: Tensor) -> Tensor:
+        """The logarithm of the density of points [n, d] at the nearest mean, less a constant."""
+        white = points @ self.whiten.T
+        squares = (white[:, None] - self.means).square().sum(2).amin(1)  # [n, classes] -> [n]
+        return self.whiten.diagonal().log().sum() - squares / 2
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a task keeps to recognize its inputs, read from its vectors.
+
+    - `weights`: of its parts, by name.
+    - `spreads`: mean and deviation of the parts that are standardized, on its own validation data.
+    - `score`: mean and deviation there of its score with these weights, and the least typicality.
+    - `inputs`, `features`: the Gaussians, where it has these parts.
+
+    The vectors, of which those of the parts it has not are left out:
+
+    - "score": the three numbers;
+    - "energy": weight, mean and deviation;
+    - "inputs": weight, logarithms of the whitening matrix's diagonal, mean;
+    - "features": weight, mean and deviation, logarithms of the diagonal;
+    - "inputs.rows", "features.rows": `Gaussian.rows()`; "features.means": the classes' means.
+    """
+
+    weights: dict[str, float]
+    spreads: dict[str, tuple[float, float]]
+    score: tuple[float, float, float] = (0.0, 1.0, 0.0)
+    inputs: Gaussian | None = None
+    features: Gaussian | None = None
+
+    @classmethod
+    def read(cls, vectors: Mapping[str, Tensor]) -> Record | None:
+        """The record in a task's vectors; None where there is none that can be read."""
+        heads = {p: vectors[p] for p in PARTS if p in vectors}
+        least = {"energy": 3, "inputs": 3, "features": 4}
+        score = vectors.get("score", torch.zeros(0))
+        if not heads or len(score) != 3 or any(len(v) < least[p] for p, v in heads.items()):
+            return None
+        gaussians = {}
+        if "inputs" in heads:
+            logs, means = heads["inputs"][1:].tensor_split(2)
+            gaussians["inputs"] = Gaussian.of(logs, vectors.get("inputs.rows"), means)
+        if "features" in heads:
+            means = vectors.get("features.means", torch.zeros(0))
+            rows = vectors.get("features.rows")
+            gaussians["features"] = Gaussian.of(heads["features"][3:], rows, means)
+        if None in gaussians.values():
+            return None
+        return cls(
+            {p: float(v[0]) for p, v in heads.items()},
+            {p: (float(v[1]), float(v[2])) for p, v in heads.items() if p != "inputs"},
+            (float(score[0]), float(score[1]), float(score[2])),
+            **gaussians,
+        )
+
+    def vectors(self) -> dict[str, Tensor]:
+        """The vectors, rounded as they are stored."""
+        out = {"score": _halves(self.score)}
+        for part, weight in self.weights.items():
+            head = [weight, *self.spreads.get(part, ())]
+            gaussian = {"inputs": self.inputs, "features": self.features}.get(part)
+            if gaussian is not None:
+                head += gaussian.whiten.diagonal().log().tolist()
+                if part == "inputs":
+                    head += gaussian.means.flatten().tolist()
+                else:
+                    out[f"{part}.means"] = _coded(gaussian.means)
+                if gaussian.dims > 1:
+                    out[f"{part}.rows"] = _coded(gaussian.rows())
+            out[part] = _halves(head)
+        return out
+
+    def rounded(self) -> Record:
+        """The record as it will be read."""
+        found = Record.read(self.vectors())
+        assert found is not None
+        return found
+
+    def to(self, device: torch.device) -> Record:
+        """The same with its Gaussians on a device."""
+        inputs, features = (g and g.to(device) for g in (self.inputs, self.features))
+        return replace(self, inputs=inputs, features=features)
+
+
+def _below(dims: int) -> tuple[Tensor, Tensor]:
+    """Where a square matrix stands below its diagonal, row by row."""
+    rows, columns = torch.tril_indices(dims, dims, -1)
+    return rows, columns
+
+
+def _coded(values: Tensor) -> Tensor:
+    """Values rounded to few centroids, which a file keeps as codes."""
+    return code(values.flatten(), BITS).decode()
+
+
+def _halves(values: Any) -> Tensor:
+    """Numbers rounded to float16, which a file keeps as such; unchanged where that is too coarse.
+
+    All of them are logarithms, weights, or in standard deviations, so that 0.02 are little.
+    """
+    exact = torch.as_tensor(values, dtype=torch.float32).reshape(-1)
+    rounded = exact.half().float()
+    return rounded if bool(((rounded - exact).abs() <= 0.02).all()) else exact
+
+
+@lru_cache(maxsize=8)
+def projection(width: int, dims: int) -> Tensor:
+    """A seeded projection of `width` values to fewer: signs [dims, width], over √width.
+
+    The same on every machine, so that no model stores it.
+    """
+    count = dims * width
+    words = seeds.splitmix64(seeds.key("projection", width, dims), -(-count // 64))
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=count)
+    signs = torch.from_numpy(bits.astype(np.float32) * 2 - 1).reshape(dims, width)
+    return signs / math.sqrt(width)
+
+
+# Scores.
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What some tasks say to inputs: [samples, tasks] each, on the CPU.
+
+    - `parts`: by name; as they are summed up, that is, standardized where they are to be.
+    - `answers`: the class that each task's network would give, and `probability` of that.
+    """
+
+    parts: Mapping[str, Tensor]
+    answers: Tensor
+    probability: Tensor
+
+    @classmethod
+    def joined(cls, found: Sequence[Claims]) -> Claims:
+        """Claims of the same tasks on inputs one behind the other."""
+        return cls(
+            {n: torch.cat([c.parts[n] for c in found]) for n in found[0].parts},
+            torch.cat([c.answers for c in found]),
+            torch.cat([c.probability for c in found]),
+        )
+
+    def of(self, columns: Sequence[int]) -> Claims:
+        """The claims of some of the tasks."""
+        where = torch.tensor(columns)
+        parts = {n: p[:, where] for n, p in self.parts.items()}
+        return Claims(parts, self.answers[:, where], self.probability[:, where])
+
+    def score(self, weights: Mapping[str, float]) -> Tensor:
+        """The sum of the parts with these weights."""
+        return sum(
+            (w * self.parts[p] for p, w in weights.items()), torch.zeros_like(self.probability)
+        )
+
+
+class Router:
+    """Some tasks of a store, and what their scores for raw inputs are made of.
+
+    - `subnets`: the tasks, in the order of learning.
+    - `rule`: one of `RULES`; None takes what all of these tasks keep, and "energy" where one of
+      them keeps nothing.
+    - `stacked`: whether networks of equal shapes run in one pass, which is faster on a GPU; last
+      bits of scores then depend on which tasks are asked together.
+    """
+
+    def __init__(
+        self,
+        store: SubnetStore,
+        subnets: Sequence[Subnet],
+        rule: str | None = None,
+        *,
+        stacked: bool = False,
+    ) -> None:
+        if rule is not None and rule not in RULES:
+            raise SettingError(unknown("rule", str(rule), RULES))
+        self.store, self.subnets, self.stacked = store, list(subnets), stacked
+        self.records: list[Record] = []
+        self.weights: dict[str, float] = {rule or "energy": 1.0}
+        read = [Record.read(s.routing) for s in self.subnets] if rule is None else []
+        records = [r.to(store.device) for r in read if r is not None]
+        shared = [p for p in PARTS if _have(records, p)]
+        if records and len(records) == len(self.subnets) and shared:
+            self.records = records
+            # Of the task that has seen the most others.
+            seen = [r for s, r in zip(self.subnets, records, strict=True) if not s.isolated]
+            self.weights = {p: (seen or records)[-1].weights[p] for p in shared}
+        self.rule = " + ".join(self.weights)
+
+    @property
+    def whole(self) -> bool:
+        """Whether scores have every part that each task keeps, so that thresholds hold."""
+        return bool(self.records) and all(set(r.weights) == set(self.weights) for r in self.records)
+
+    def claims(
+        self,
+        inputs: Any,
+        *,
+        batch_size: int,
+        shortlist: int | None = None,
+        check_scale: bool = False,
+    ) -> Claims:
+        """What the tasks say to raw inputs, batch by batch.
+
+        - `shortlist`: ask only the networks of so many tasks per input: those with the largest
+          density of inputs.
+        - `check_scale`: refuse pixels that were scaled already.
+        """
+        if shortlist is not None and ("inputs" not in self.weights or shortlist < 1):
+            raise TaskError(
+                f"shortlist = {shortlist}: give a number of tasks from 1, where all candidates "
+                "keep the routing part 'inputs'."
+            )
+        found = [
+            self._chunk(chunk, shortlist)
+            for chunk in _chunks(batches(inputs, batch_size), check_scale, self.subnets)
+        ]
+        empty = torch.zeros(0, len(self.subnets))
+        nothing = Claims(dict.fromkeys(self.weights, empty), empty.long(), empty)
+        return Claims.joined([nothing, *found])
+
+    @arithmetic("float32", deterministic=True)
+    @torch.no_grad()
+    def _chunk(self, chunk: Sequence[Tensor], shortlist: int | None) -> Claims:
+        """The claims on some batches: every task is decoded once for all of them."""
+        size, count = sum(map(len, chunk)), len(self.subnets)
+        parts = {n: torch.full((size, count), -math.inf) for n in self.weights}
+        answers = torch.zeros(size, count, dtype=torch.int64)
+        probability = torch.zeros(size, count)
+        if "inputs" in parts:
+            parts["inputs"] = torch.cat([self._densities(raw) for raw in chunk])
+        asked = torch.ones(size, count, dtype=torch.bool)
+        if shortlist is not None and shortlist < count:
+            best = parts["inputs"].topk(shortlist, 1).indices
+            asked = torch.zeros_like(asked).scatter_(1, best, True)
+        for columns, rows, outputs in self._outputs(chunk, asked):
+            for column, (logits, features) in zip(columns, outputs, strict=True):
+                for name in (n for n in parts if n != "inputs"):
+                    parts[name][rows, column] = self._part(name, column, logits, features).cpu()
+                chance = logits.softmax(1).max(1)
+                answers[rows, column] = chance.indices.cpu()
+                probability[rows, column] = chance.values.cpu()
+        return Claims(parts, answers, probability)
+
+    def _densities(self, raw: Tensor) -> Tensor:
+        """The part "inputs" of all tasks for a batch [n, tasks]."""
+        points = projected(raw.to(self.store.device), self.records[0].inputs)
+        found = [r.inputs.log_density(points) for r in self.records if r.inputs is not None]
+        return torch.stack(found, 1).cpu()
+
+    def _part(self, name: str, column: int, logits: Tensor, features: Tensor | None) -> Tensor:
+        """One part of a task's score from the outputs of its network."""
+        if not self.records:
+            return raw_part(name, logits)
+        record = self.records[column]
+        if name == "features":
+            assert record.features is not None and features is not None
+            values = record.features.log_density(features)
+        else:
+            values = raw_part(name, logits)
+        mean, deviation = record.spreads[name]
+        return (values - mean) / deviation
+
+    def _outputs(
+        self, chunk: Sequence[Tensor], asked: Tensor
+    ) -> Iterator[tuple[list[int], Tensor, list[tuple[Tensor, Tensor | None]]]]:
+        """Columns, rows, and per column the logits and features of the batches, in some order."""
+        starts = np.cumsum([0, *map(len, chunk)])
+        groups = self._groups() if self.stacked else [[c] for c in range(len(self.subnets))]
+        for group in groups:
+            run = self._prepared(group)
+            for start, raw in zip(starts, chunk, strict=False):
+                wanted = asked[start : start + len(raw), group].any(1)
+                rows = wanted.nonzero().flatten()
+                if len(rows):
+                    part = raw if len(rows) == len(raw) else raw[rows]
+                    yield group, rows + int(start), run(part)
+
+    def _groups(self) -> list[list[int]]:
+        """Columns whose networks have tensors of equal shapes, and can run in one pass."""
+        kinds: dict[Any, list[int]] = {}
+        for column, subnet in enumerate(self.subnets):
+            shapes = tuple(sorted(subnet.shapes.items()))
+            normalization = subnet.normalization
+            kinds.setdefault((shapes, bool(normalization.mean)), []).append(column)
+        return list(kinds.values())
+
+    def _prepared(self, group: Sequence[int]) -> Any:
+        """What computes logits and features of a raw batch for each task of a group."""
+        networks = [self._network(column) for column in group]
+        if len(group) > 1:
+            return self._stack(group, networks)
+        subnet, (tensors, dims) = self.subnets[group[0]], networks[0]
+
+        def one(raw: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+            return [_divided(self.store.outputs(subnet, tensors, raw), dims)]
+
+        return one
+
+    def _network(self, column: int) -> tuple[dict[str, Tensor], int]:
+        """A task's tensors, with rows for the projected features where they are wanted."""
+        tensors = self.store.tensors(self.subnets[column].name)
+        if "features" not in self.weights:
+            return tensors, 0
+        gaussian = self.records[column].features
+        assert gaussian is not None
+        dims = gaussian.dims
+        return with_features(self.store.architecture, tensors, dims), dims
+
+    def _stack(
+        self, group: Sequence[int], networks: Sequence[tuple[dict[str, Tensor], int]]
+    ) -> Any:
+        """All tasks of a group in one pass over stacked tensors, or one by one where that fails."""
+        store, subnets = self.store, [self.subnets[c] for c in group]
+        stacked = {n: torch.stack([t[n] for t, _ in networks]) for n in networks[0][0]}
+        same = len({s.normalization for s in subnets}) == 1
+        network = torch.func.vmap(store.architecture, in_dims=(0, None if same else 0))
+        singles = [self._prepared([column]) for column in group]
+
+        def together(raw: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+            raw = raw.to(store.device)
+            seen = subnets[0].normalization(raw)
+            if not same:
+                seen = torch.stack([s.normalization(raw) for s in subnets])
+            try:
+                outputs = network(stacked, seen)
+            except RuntimeError:  # a layer that vmap does not know
+                return [single(raw)[0] for single in singles]
+            return [_divided(o, dims) for o, (_, dims) in zip(outputs, networks, strict=True)]
+
+        return together
+
+
+def _have(records: Sequence[Record], part: str) -> bool:
+    """Whether all records have a part, and speak of the same coordinates."""
+    if part != "inputs":
+        return all(part in r.weights for r in records)
+    return len({None if r.inputs is None else r.inputs.dims for r in records} - {None}) == 1 and (
+        all(r.inputs is not None for r in records)
+    )
+
+
+def _divided(outputs: Tensor, dims: int) -> tuple[Tensor, Tensor | None]:
+    """Outputs of a head with rows for features behind its own, apart."""
+    return (outputs[:, :-dims], outputs[:, -dims:]) if dims else (outputs, None)
+
+
+def raw_part(name: str, logits: Tensor) -> Tensor:
+    """What logits [n, classes] alone say: their energy, or less their entropy."""
+    if name == "energy":
+        return logits.logsumexp(1)
+    shares = logits.log_softmax(1)
+    return (shares.exp() * shares).sum(1)
+
+
+def projected(raw: Tensor, gaussian: Gaussian | None) -> Tensor:
+    """Raw inputs in the coordinates of a Gaussian over inputs, before whitening."""
+    assert gaussian is not None
+    flat = raw.flatten(1).float()
+    return flat @ projection(flat.shape[1], gaussian.dims).to(flat.device).T
+
+
+def with_features(
+    architecture: Architecture, tensors: Mapping[str, Tensor], dims: int
+) -> dict[str, Tensor]:
+    """The tensors with rows behind those of the head that give its projected inputs.
+
+    So one pass gives logits and features, for any network whose head ends with a linear layer.
+    """
+    weight = next(n for n in architecture.output if n.endswith("weight"))
+    rows = projection(tensors[weight].shape[1], dims).to(tensors[weight])
+    wider = dict(tensors) | {weight: torch.cat([tensors[weight], rows])}
+    for name in architecture.output:
+        if name != weight:
+            wider[name] = torch.cat([tensors[name], tensors[name].new_zeros(dims)])
+    return wider
+
+
+def has_features(architecture: Architecture) -> bool:
+    """Whether the head ends with a linear layer, whose inputs `with_features` can give."""
+    names = {n.rpartition(".")[2] for n in architecture.output}
+    layer = architecture.code("eval").get_submodule(architecture.output[0].rpartition(".")[0])
+    return type(layer) is nn.Linear and names <= {"weight", "bias"} and "weight" in names
+
+
+def _chunks(
+    given: Iterator[Tensor], check_scale: bool, subnets: Sequence[Subnet]
+) -> Iterator[list[Tensor]]:
+    """Batches of raw inputs, checked, some at a time."""
+    chunk: list[Tensor] = []
+    for raw in given:
+        for subnet in subnets:
+            subnet.check_inputs(raw)
+            if check_scale:
+                subnet.check_scale(raw)
+        chunk.append(raw)
+        if sum(map(len, chunk)) >= CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+# Routing.
+
+
+def candidates(
+    store: SubnetStore, inputs: Any, among: Sequence[str] | None
+) -> tuple[list[Subnet], Any]:
+    """The tasks that inputs may belong to, by shape and kind, and the inputs again.
+
+    - `among`: only these; None takes all tasks.
+    """
+    if isinstance(among, str):
+        raise TaskError(f"among = {among!r}: give a list of tasks' names.")
+    names = store.tasks if among is None else dict.fromkeys(among)
+    subnets = sorted((store.subnet(n) for n in names), key=lambda s: s.number)
+    if not subnets:
+        raise TaskError("there is no task to choose from; learn one, or name some in `among`.")
+    first, inputs = _first(inputs)
+    fitting = [s for s in subnets if _fits(s, first)]
+    if not fitting:
+        samples = sorted({str(s.sample.shape) for s in subnets if s.sample is not None})
+        hint = next((h for s in subnets if (h := s.layout_hint(first))), "")
+        raise TaskError(
+            f"no task takes {first.dtype} inputs of shape {tuple(first.shape)}; tasks take samples "
+            f"of shape {', '.join(samples)}, raw as they were learned from. {hint}".rstrip()
+        )
+    return fitting, inputs
+
+
+def _first(inputs: Any) -> tuple[Tensor, Any]:
+    """Some first inputs, to see what they are, and inputs that still hold them."""
+    if is_dataset(inputs):
+        return next(batches(inputs, 1), torch.zeros(0)), inputs
+    try:
+        raw = as_tensor(inputs)
+    except TypeError as error:
+        raise TaskError(f"arrays or tensors of numbers are needed: {error}") from error
+    return raw[:256] if raw.ndim else raw, raw
+
+
+def _fits(subnet: Subnet, raw: Tensor) -> bool:
+    """Whether raw inputs can be of a task: of its shape, tokens or numbers, and in its scale."""
+    if subnet.sample is None:
+        return True
+    tokens = not subnet.sample.dtype.is_floating_point and subnet.sample.dtype != torch.uint8
+    if tuple(raw.shape[1:]) != subnet.sample.shape or is_tokens(raw) != tokens:
+        return False
+    try:
+        subnet.check_scale(raw)
+    except TaskError:
+        return False
+    return True
+
+
+def route(
+    store: SubnetStore,
+    inputs: Any,
+    *,
+    among: Sequence[str] | None,
+    together: bool,
+    rule: str | None,
+    shortlist: int | None,
+    stacked: bool,
+    batch_size: int,
+) -> tuple[Routing, Claims, list[Subnet]]:
+    """The scores of the tasks that inputs may belong to; see `SubnetStore.route`."""
+    if together and shortlist is not None:
+        raise TaskError("shortlist and together: inputs of one task are told by all networks.")
+    subnets, inputs = candidates(store, inputs, among)
+    router = Router(store, subnets, rule, stacked=stacked)
+    claims = router.claims(inputs, batch_size=batch_size, shortlist=shortlist)
+    return decide(router, claims, together), claims, subnets
+
+
+def decide(router: Router, claims: Claims, together: bool = False) -> Routing:
+    """Which task wins each input, or all of them together.
+
+    - `together`: whether all inputs are of one task, whose scores then add up. They are unknown if
+      more than half of them would be.
+    """
+    scores = claims.score(router.weights).nan_to_num(-math.inf, math.inf, -math.inf)
+    hopeless = (scores == -math.inf).all(1).nonzero().flatten().tolist()
+    if hopeless:
+        raise TaskError(
+            f"no task can say anything to {len(hopeless)} of the inputs (first: sample "
+            f"{hopeless[0]}); look for NaN or infinite values in them."
+        )
+    if together and len(scores):
+        scores = scores.sum(0, keepdim=True).expand_as(scores)
+    chosen = scores.argmax(1)
+    typicality = torch.full((len(scores),), math.nan)
+    unknown = torch.zeros(len(scores), dtype=torch.bool)
+    if router.whole:
+        own = [claims.score(r.weights)[:, i] for i, r in enumerate(router.records)]
+        claim = torch.stack(own, 1).gather(1, chosen[:, None])[:, 0]
+        mean, deviation, least = (torch.tensor([r.score for r in router.records])[chosen]).unbind(1)
+        typicality = (claim - mean) / deviation
+        unknown = typicality < least
+    if together and len(unknown):
+        unknown = (unknown.float().mean() > 0.5).expand_as(unknown)
+    names = tuple(s.name for s in router.subnets)
+    return Routing(
+        names, scores.numpy().copy(), typicality.numpy(), unknown.numpy().copy(), router.rule
+    )
+
+
+def predict(
+    store: SubnetStore,
+    inputs: Any,
+    *,
+    among: Sequence[str] | None,
+    together: bool,
+    batch_size: int,
+) -> Prediction:
+    """Labels for inputs whose task is not told; see `SubnetStore.predict`."""
+    routing, claims, subnets = route(
+        store,
+        inputs,
+        among=among,
+        together=together,
+        rule=None,
+        shortlist=None,
+        stacked=False,
+        batch_size=batch_size,
+    )
+    chosen = torch.from_numpy(routing.chosen)[:, None]
+    answers = claims.answers.gather(1, chosen)[:, 0].tolist()
+    labels = [subnets[t].classes[a] for t, a in zip(routing.chosen, answers, strict=True)]
+    probability = claims.probability.gather(1, chosen)[:, 0].numpy()
+    return Prediction(_as_labels(labels), probability, routing)
+
+
+def _as_labels(labels: Sequence[Label]) -> np.ndarray:
+    """Labels as an array: of strings or of integers, or of objects where both occur."""
+    if len({isinstance(v, str) for v in labels}) > 1:
+        return np.array(labels, dtype=object)
+    return np.array(labels)
+
+
+# Learning: what is kept with a new task.
+
+
+def routing_of(store: SubnetStore, task: Task, settings: RoutingSettings) -> dict[str, Tensor]:
+    """What a task that the store has just taken keeps, so that its inputs are recognized.
+
+    It is measured on the network as it is stored. Nothing of isolated tasks enters it, and where
+    the task itself is isolated, nothing of any other task does.
+    """
+    subnet = store.subnet(task.name)
+    raw = _some(task.valid, VALID_SAMPLES)
+    wanted = [p for p in settings.parts if p != "inputs" or not is_tokens(raw)]
+    if "features" in wanted and not has_features(store.architecture):
+        wanted.remove("features")
+    if not wanted:
+        return {}
+    gaussians = {
+        p: _gaussian(store, subnet, task, p, settings.dims) if p in wanted else None
+        for p in ("inputs", "features")
+    }
+    record = Record(
+        {p: PARTS[p] for p in PARTS if p in wanted},
+        {p: (0.0, 1.0) for p in wanted if p != "inputs"},
+        inputs=gaussians["inputs"],
+        features=gaussians["features"],
+    ).rounded()
+    own = _claims(store, [replace(subnet, routing=record.vectors())], raw)
+    spreads = {p: _spread(own.parts[p]) for p in record.spreads}
+    record = replace(record, spreads=spreads).rounded()
+    if settings.calibrate and not subnet.isolated:
+        some = _some(task.valid, CALIBRATION_SAMPLES)
+        record = replace(record, weights=_weights(store, subnet, record, some)).rounded()
+    own = _claims(store, [replace(subnet, routing=record.vectors())], raw)
+    score = own.score(record.weights)
+    mean, deviation = _spread(score)
+    least = torch.quantile((score - mean) / deviation, settings.unknown_share)
+    return replace(record, score=(mean, deviation, float(least))).vectors()
+
+
+def _some(split: Split, count: int) -> Tensor:
+    """At most so many raw inputs of a split, spread over the whole of it."""
+    return split.inputs(_places(split, count))
+
+
+def _places(split: Split, count: int) -> Tensor:
+    return torch.arange(min(count, len(split))) * len(split) // min(count, len(split))
+
+
+def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: int) -> Gaussian:
+    """The Gaussian of a task's training inputs, or of its features."""
+    places = _places(task.train, FIT_SAMPLES)
+    raw, labels = task.train.inputs(places), task.train.labels[places]
+    if part == "inputs":
+        flat = raw.flatten(1).float()
+        points = flat @ projection(flat.shape[1], dims).T
+        return Gaussian.fit(points, torch.zeros_like(labels), 1)
+    wider = with_features(store.architecture, store.tensors(subnet.name), dims)
+    with torch.no_grad(), arithmetic("float32", deterministic=True):
+        parts = [store.outputs(subnet, wider, r)[:, -dims:].cpu() for r in raw.split(BATCH)]
+    return Gaussian.fit(torch.cat(parts), labels, task.num_classes)
+
+
+def _claims(store: SubnetStore, subnets: Sequence[Subnet], raw: Tensor) -> Claims:
+    """What tasks say to raw inputs, [samples, tasks]."""
+    return Router(store, subnets).claims(raw, batch_size=BATCH)
+
+
+def _spread(values: Tensor) -> tuple[float, float]:
+    """Mean and deviation, the latter large enough to divide by."""
+    return float(values.double().mean()), max(1e-3, float(values.double().std(unbiased=False)))
+
+
+def _weights(store: SubnetStore, subnet: Subnet, record: Record, raw: Tensor) -> dict[str, float]:
+    """The weights under which raw inputs of a task are most likely given to it, by part.
+
+    Against the last earlier tasks that keep the same parts. All tasks have the same weights, so
+    that a task's own data are enough: nothing can be won by claiming more of everything.
+    """
+    earlier = [
+        s
+        for s in store.subnets.values()
+        if s.number < subnet.number and not s.isolated and _fits(s, raw)
+    ][-CALIBRATION_TASKS:]
+    router = Router(store, [*earlier, replace(subnet, routing=record.vectors())])
+    if not earlier or set(router.weights) != set(record.weights):
+        return record.weights
+    claims = router.claims(raw, batch_size=BATCH)
+    parts = list(record.weights)
+    table = torch.stack([claims.parts[p] for p in parts], 2).double()  # [samples, tasks, parts]
+    return dict(zip(parts, fitted_weights(table, [PARTS[p] for p in parts]), strict=True))
+
+
+def fitted_weights(table: Tensor, prior: Sequence[float]) -> list[float]:
+    """The weights of parts [samples, tasks, parts] under which the last task is most likely.
+
+    Maximum likelihood, held near the logarithms of `prior`; float64 throughout.
+    """
+    values, start = table.numpy(), np.log(np.array(prior))
+
+    def loss(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = np.exp(logs)
+        scores = values @ weights
+        top = scores.max(1, keepdims=True)
+        powers = np.exp(scores - top)
+        total = powers.sum(1)
+        lost = np.log(total) + top[:, 0] - scores[:, -1]
+        shares = powers / total[:, None]
+        slope = ((shares[:, :, None] * values).sum(1) - values[:, -1]).mean(0) * weights
+        held = logs - start
+        return float(lost.mean() + PRIOR * (held**2).sum()), slope + 2 * PRIOR * held
+
+    bounds = [(v - 5, v + 5) for v in start]
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return [float(w) for w in np.exp(found.x)]

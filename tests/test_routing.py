@@ -1,0 +1,526 @@
+"""Prediction without the task's name: who wins, what is kept for it, and that it never changes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from digit_tasks import digits, permuted, small_net, split
+from tinysubnets.baselines.masked import WSN
+from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.experiments import metrics
+from tinysubnets.experiments.routing import Routed, auroc, without_task
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.routing import (
+    PARTS,
+    Gaussian,
+    Record,
+    RoutingSettings,
+    fitted_weights,
+    has_features,
+    projection,
+    with_features,
+)
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import Task
+
+SETTINGS: dict[str, Any] = {"density": 0.2, "post_pruning": False, "bits": 4}
+TRAINING = {"epochs": 4, "batch_size": 32, "lr": 5e-3}
+
+
+def make(architecture: Architecture | None = None, **settings: Any) -> TinySubNets:
+    given = SETTINGS | {"training": TRAINING, "device": "cpu"} | settings
+    return TinySubNets(architecture or small_net(), **given)
+
+
+@lru_cache(maxsize=1)
+def learned() -> TinySubNets:
+    """A learner of three permutations of digits, which no test changes."""
+    learner = make()
+    for task in permuted():
+        learner.learn(task)
+    return learner
+
+
+def labels_of(task: Task) -> np.ndarray:
+    return np.array(task.classes)[task.test.labels.numpy()]
+
+
+def mixed() -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+    """Test inputs of all three tasks with their tasks and labels."""
+    tasks = permuted()
+    inputs = torch.cat([t.test.inputs() for t in tasks])
+    names = np.repeat([t.name for t in tasks], [len(t.test) for t in tasks])
+    return inputs, names, np.concatenate([labels_of(t) for t in tasks])
+
+
+# What a user gets.
+
+
+def test_tasks_and_labels_are_found_without_a_name() -> None:
+    inputs, names, labels = mixed()
+    store = learned().store
+    found = store.predict(inputs)
+    known = np.concatenate([store.predict(t.name, t.test.inputs()) for t in permuted()])
+    assert (found.tasks == names).mean() > 0.98
+    assert (found.labels == labels).mean() > (known == labels).mean() - 0.02
+    assert len(found) == len(inputs) and found.labels.dtype == labels.dtype
+    assert ((found.confidence > 0.3) & (found.confidence <= 1)).all()
+    # Where the right task is found, the label is what that task says.
+    right = found.tasks == names
+    assert (found.labels[right] == known[right]).all()
+    assert (found.probability > 0.09).all() and (found.probability <= 1).all()
+
+
+def test_the_same_by_the_learner_and_with_none_for_the_task() -> None:
+    inputs, _, _ = mixed()
+    learner = learned()
+    first, *others = (
+        learner.store.predict(inputs),
+        learner.predict(inputs),
+        learner.predict(None, inputs),
+        learner.predict(inputs=inputs),
+        learner.store.predict(None, inputs),
+    )
+    for other in others:
+        assert np.array_equal(first.labels, other.labels)
+        assert np.array_equal(first.routing.scores, other.routing.scores)
+    assert "p0" in str(first) and "1200 in all" in str(first)
+
+
+def test_candidates_can_be_named() -> None:
+    inputs, names, _ = mixed()
+    found = learned().store.route(inputs, among=["p2", "p0"])
+    assert found.candidates == ("p0", "p2") and found.scores.shape == (1200, 2)
+    others = names != "p1"
+    assert (found.tasks[others] == names[others]).mean() > 0.98
+    assert set(found.tasks) == {"p0", "p2"}
+
+
+def test_a_batch_of_one_task_adds_up() -> None:
+    store, task = learned().store, permuted()[1]
+    for start in range(0, 400, 8):
+        inputs = task.test.inputs(slice(start, start + 8))
+        single, together = store.route(inputs), store.route(inputs, together=True)
+        assert set(together.tasks) == {"p1"}
+        assert np.allclose(together.scores, single.scores.sum(0), atol=1e-3)
+        assert together.confidence.min() >= single.confidence.mean() - 1e-3
+    assert not store.route(task.test.inputs(), together=True).unknown.any()
+    noise = torch.randint(0, 17, (64, 64), dtype=torch.uint8)
+    assert store.route(noise, together=True).unknown.all()
+
+
+def test_inputs_that_no_task_claims_are_unknown() -> None:
+    inputs, _, _ = mixed()
+    store = learned().store
+    noise = torch.randint(0, 17, (300, 64), dtype=torch.uint8)
+    own, other = store.route(inputs), store.route(noise)
+    assert 0.01 < own.unknown.mean() < 0.12  # 0.05 of the validation data
+    assert other.unknown.mean() > 0.95
+    assert auroc(own.typicality, other.typicality) > 0.98
+    assert abs(float(np.mean(own.typicality))) < 0.5
+
+
+def test_how_many_own_inputs_may_be_refused_is_a_setting() -> None:
+    task = permuted()[0]
+    for share in (0.0, 0.3):
+        learner = make(routing={"unknown_share": share})
+        learner.learn(task)
+        refused = learner.store.route(task.valid.inputs()).unknown.mean()
+        assert refused == pytest.approx(share, abs=0.03)
+
+
+def test_scores_are_what_they_say() -> None:
+    task, store = permuted()[1], learned().store
+    inputs = task.test.inputs(slice(0, 50))
+    logits = {name: store.logits(name, inputs) for name in store.tasks}
+    energy = torch.stack([z.logsumexp(1) for z in logits.values()], 1)
+    shares = [z.softmax(1) for z in logits.values()]
+    entropy = torch.stack([-(p * p.log()).sum(1) for p in shares], 1)
+    assert np.allclose(store.route(inputs, rule="energy").scores, energy, atol=1e-5)
+    assert np.allclose(store.route(inputs, rule="entropy").scores, -entropy, atol=1e-5)
+    # The rule by default, from the vectors that each task keeps.
+    flat = inputs.flatten(1).float()
+    points = flat @ projection(64, 16).T
+    columns = []
+    for number, name in enumerate(store.tasks):
+        kept = store.subnet(name).routing
+        weights = [store.subnet("p2").routing[p][0] for p in ("energy", "inputs")]
+        _, mean, deviation = kept["energy"]
+        logs, center = kept["inputs"][1:17], kept["inputs"][17:]
+        whiten = torch.eye(16)
+        whiten[torch.tril_indices(16, 16, -1).unbind()] = kept["inputs.rows"]
+        whiten = logs.exp()[:, None] * whiten
+        density = logs.sum() - (points @ whiten.T - center).square().sum(1) / 2
+        columns.append(weights[0] * (energy[:, number] - mean) / deviation + weights[1] * density)
+    assert np.allclose(store.route(inputs).scores, torch.stack(columns, 1), atol=1e-3)
+    assert store.route(inputs).rule == "energy + inputs"
+
+
+def test_all_networks_in_one_pass_say_the_same() -> None:
+    inputs, _, _ = mixed()
+    store = learned().store
+    for rule in (None, "energy"):
+        one_by_one = store.route(inputs, rule=rule)
+        stacked = store.route(inputs, rule=rule, stacked=True)
+        assert np.allclose(one_by_one.scores, stacked.scores, atol=1e-4)
+    five = split(5)  # of two classes each, whose normalizations differ
+    learner = make(routing={"parts": ["energy", "features"]})
+    for task in five[:3]:
+        learner.learn(task)
+    inputs = five[0].test.inputs()
+    one_by_one = learner.store.route(inputs)
+    assert np.allclose(
+        one_by_one.scores, learner.store.route(inputs, stacked=True).scores, atol=1e-3
+    )
+
+
+def test_a_shortlist_asks_few_networks() -> None:
+    inputs, names, _ = mixed()
+    store = learned().store
+    calls: list[str] = []
+    outputs = store.outputs
+
+    def counted(subnet: Any, tensors: Any, raw: Any) -> Any:
+        calls.extend([subnet.name] * len(raw))
+        return outputs(subnet, tensors, raw)
+
+    store.outputs = counted  # type: ignore[method-assign]
+    try:
+        found = store.route(inputs, shortlist=1)
+    finally:
+        del store.outputs
+    assert len(calls) == len(inputs) and (found.tasks == names).mean() > 0.95
+    assert (np.isfinite(found.scores).sum(1) == 1).all()
+    assert np.array_equal(store.route(inputs, shortlist=3).scores, store.route(inputs).scores)
+
+
+def test_labels_of_several_kinds_stay_what_they_are() -> None:
+    x, y = digits()
+    words = np.array(["zero", "one"])
+    low, high = y < 2, (y > 2) & (y < 5)
+    learner = make()
+    learner.learn(Task.from_arrays("words", x[low][:200], words[y[low][:200]]))
+    learner.learn(Task.from_arrays("numbers", x[high][:200], y[high][:200]))
+    found = learner.predict(np.concatenate([x[low][-20:], x[high][-20:]]))
+    assert found.labels.dtype == object and {type(v) for v in found.labels} == {str, int}
+    assert set(found.labels[:20]) == {"zero", "one"} and set(found.labels[20:]) == {3, 4}
+
+
+class Flexible(nn.Module):
+    """A network that takes images of any size, and tokens no less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+def test_only_tasks_of_the_same_shape_and_kind_are_asked() -> None:
+    x, y = digits()
+    x = (x.reshape(-1, 1, 8, 8).astype(np.float32)) * 15
+    learner = make(Architecture(Flexible()))
+    small = Task.from_arrays("small", x[:300, :, 1:7, 1:7], y[:300])
+    pixels = Task.from_arrays("pixels", x[:300].astype(np.uint8), y[:300])
+    for task in (small, Task.from_arrays("large", x[:300], y[:300]), pixels):
+        learner.learn(task)
+    assert learner.store.route(x[:5, :, 1:7, 1:7]).candidates == ("small",)
+    assert learner.store.route(x[:5]).candidates == ("large", "pixels")
+    # Scaled pixels cannot be of a task that was learned from raw ones.
+    assert learner.store.route(x[:5] / 255).candidates == ("large",)
+    with pytest.raises(TaskError, match=r"no task takes .* shape \(5, 1, 9, 9\)"):
+        learner.store.route(np.zeros((5, 1, 9, 9), np.float32))
+
+
+def test_nothing_to_say_about_no_inputs() -> None:
+    found = learned().store.predict(torch.zeros(0, 64, dtype=torch.uint8))
+    assert len(found) == len(found.labels) == len(found.tasks) == len(found.unknown) == 0
+
+
+def test_mistakes_are_explained() -> None:
+    store = learned().store
+    inputs = permuted()[0].test.inputs(slice(0, 4))
+    with pytest.raises(TaskError, match=r"predict\(inputs\)"):
+        store.predict("p0")
+    with pytest.raises(TaskError, match="Did you mean 'p0'"):
+        store.route(inputs, among=["p00"])
+    with pytest.raises(TaskError, match="list of tasks"):
+        store.route(inputs, among="p0")
+    with pytest.raises(TaskError, match="no task to choose"):
+        store.route(inputs, among=[])
+    with pytest.raises(TaskError, match="given already"):
+        store.predict("p0", inputs, together=True)
+    with pytest.raises(SettingError, match="energy"):
+        store.route(inputs, rule="energie")
+    with pytest.raises(TaskError, match="shortlist"):
+        store.route(inputs, rule="energy", shortlist=2)
+    with pytest.raises(TaskError, match="shortlist"):
+        store.route(inputs, together=True, shortlist=2)
+    broken = inputs.float()
+    broken[2, 5] = math.nan
+    with pytest.raises(TaskError, match="first: sample 2"):
+        store.route(broken)
+    with pytest.raises(TaskError, match="no task"):
+        SubnetStore(small_net()).predict(inputs)
+    for wrong in ({"dims": 0}, {"parts": ["energy", "energy"]}, {"unknown_share": 1.0}):
+        with pytest.raises(SettingError, match=f"routing.{next(iter(wrong))}"):
+            make(routing=wrong)
+    with pytest.raises(SettingError, match="energy"):
+        make(routing={"parts": ["energie"]})
+
+
+# What is kept.
+
+
+def test_nothing_that_is_kept_changes_when_a_task_is_added(tmp_path: Path) -> None:
+    learner, tasks = make(), permuted()
+    for task in tasks[:2]:
+        learner.learn(task)
+    inputs = torch.cat([t.test.inputs() for t in tasks])
+    before = learner.predict(inputs)
+    kept = {
+        n: {k: v.clone() for k, v in learner.store.subnet(n).routing.items()} for n in ("p0", "p1")
+    }
+    learner.save(tmp_path)
+    learner.learn(tasks[2])
+    after = learner.predict(inputs, among=["p0", "p1"])
+    assert np.array_equal(before.routing.scores, after.routing.scores)
+    assert np.array_equal(before.labels, after.labels)
+    assert np.array_equal(before.unknown, after.unknown)
+    assert np.array_equal(before.routing.typicality, after.routing.typicality)
+    for name, vectors in kept.items():
+        now = learner.store.subnet(name).routing
+        assert now.keys() == vectors.keys()
+        assert all(torch.equal(now[k], v) for k, v in vectors.items())
+    # Learned on from the file, to the same numbers.
+    resumed = TinySubNets.resume(tmp_path, small_net(), device="cpu")
+    resumed.learn(tasks[2])
+    for name in resumed.tasks:
+        mine, theirs = learner.store.subnet(name).routing, resumed.store.subnet(name).routing
+        assert all(torch.equal(mine[k], theirs[k]) for k in mine)
+    with pytest.raises(TaskError, match="never changes"):
+        learner.store.keep_routing_("p0", {})
+
+
+def test_a_file_keeps_it_and_counts_it(tmp_path: Path) -> None:
+    store = learned().store
+    inputs, _, _ = mixed()
+    store.save(tmp_path)
+    loaded = SubnetStore.load(tmp_path, small_net())
+    assert np.array_equal(loaded.route(inputs).scores, store.route(inputs).scores)
+    ledger = store.ledger()
+    assert all(100 * 8 < entry.routing < 300 * 8 for entry in ledger.tasks.values())
+    alone = SubnetStore.load(tmp_path, small_net(), task="p1")
+    assert alone.route(inputs).candidates == ("p1",)
+    bare = make(routing={"parts": []})
+    bare.learn(permuted()[0])
+    assert bare.store.ledger().total.routing == 0 and bare.store.subnet("p0").routing == {}
+
+
+def test_models_without_it_are_routed_by_their_energies() -> None:
+    inputs, names, _ = mixed()
+    store = learned().store
+    stripped = dict(store.subnets)
+    try:
+        store.subnets = {n: replace(s, routing={}) for n, s in stripped.items()}
+        found, plain = store.route(inputs), store.route(inputs, rule="energy")
+        assert np.array_equal(found.scores, plain.scores) and found.rule == "energy"
+        assert (found.tasks == names).mean() > 0.6
+        assert not found.unknown.any() and np.isnan(found.typicality).all()
+        # So is a store in which one task keeps nothing, or nonsense.
+        for odd in (
+            {},
+            {"energy": torch.ones(1)},
+            {"score": torch.ones(3), "inputs": torch.ones(3)},
+        ):
+            store.subnets = stripped | {"p1": replace(stripped["p1"], routing=odd)}
+            assert np.array_equal(store.route(inputs).scores, plain.scores)
+        assert store.route(inputs, among=["p0", "p2"]).rule == "energy + inputs"
+    finally:
+        store.subnets = stripped
+
+
+def test_nothing_of_an_isolated_task_enters_another() -> None:
+    tasks = permuted()
+    x, y = digits()
+    other = Task.from_arrays("p0", x[:300, ::-1].copy(), y[:300])
+    records = []
+    for first in (tasks[0], other):
+        learner = make()
+        trainer = learner.begin(first, isolated=True)
+        while not trainer.finished:
+            trainer.epoch()
+        trainer.finish()
+        learner.learn(tasks[1])
+        records.append(learner.store.subnet("p1").routing)
+    assert records[0].keys() == records[1].keys()
+    assert all(torch.equal(v, records[1][k]) for k, v in records[0].items())
+    # And nothing of any other enters an isolated one.
+    vectors = []
+    for first in (tasks[0], other):
+        learner = make(isolated=True)
+        learner.learn(first)
+        learner.learn(tasks[1])
+        vectors.append(learner.store.subnet("p1").routing)
+    assert all(torch.equal(v, vectors[1][k]) for k, v in vectors[0].items())
+    assert [float(vectors[0][p][0]) for p in ("energy", "inputs")] == pytest.approx(
+        [PARTS["energy"], PARTS["inputs"]], abs=1e-3
+    )
+
+
+def test_other_methods_of_subnets_keep_it_too() -> None:
+    learner = WSN(small_net(), training=TRAINING, density=0.3, device="cpu")
+    for task in permuted()[:2]:
+        learner.learn(task)
+    task = permuted()[1]
+    assert (learner.predict(task.test.inputs()).tasks == "p1").mean() > 0.95
+
+
+# Its mathematics.
+
+
+def test_gaussians_are_densities_and_survive_their_storage() -> None:
+    generator = torch.Generator().manual_seed(1)
+    mix = torch.randn(5, 5, generator=generator)
+    groups = torch.arange(4000) % 3
+    centers = 4 * torch.randn(3, 5, generator=generator)
+    points = torch.randn(4000, 5, generator=generator) @ mix.T + centers[groups]
+    fitted = Gaussian.fit(points, groups, 3)
+    exact = torch.distributions.MultivariateNormal(centers[0], mix @ mix.T)
+    near = points[groups == 0][:50]
+    ours = fitted.log_density(near) - 2.5 * math.log(2 * math.pi)
+    assert float((ours - exact.log_prob(near)).abs().median()) < 0.3
+    record = Record({"features": 0.5}, {"features": (1.0, 2.0)}, features=fitted)
+    read = record.rounded()
+    assert read.weights == {"features": 0.5} and read.spreads == {"features": (1.0, 2.0)}
+    assert read.features is not None and read.features.means.shape == (3, 5)
+    gap = (read.features.log_density(points) - fitted.log_density(points)).abs()
+    assert float(gap.median()) < 1
+    assert Record.read(read.vectors()) is not None
+    for name in ("features.means", "features.rows"):
+        assert Record.read({k: v for k, v in read.vectors().items() if k != name}) is None
+
+
+def test_constant_inputs_have_a_density() -> None:
+    points = torch.zeros(20, 3)
+    points[:, 0] = torch.arange(20.0)
+    gaussian = Gaussian.fit(points, torch.zeros(20, dtype=torch.int64), 1)
+    assert torch.isfinite(gaussian.log_density(points)).all()
+    nothing = Gaussian.fit(torch.ones(20, 3), torch.zeros(20, dtype=torch.int64), 1)
+    assert torch.isfinite(nothing.log_density(torch.ones(2, 3))).all()
+
+
+def test_projections_are_the_same_everywhere() -> None:
+    signs = (projection(5, 3) * math.sqrt(5)).round().int()
+    assert signs.tolist() == [[-1, -1, 1, 1, -1], [1, -1, 1, -1, -1], [1, -1, 1, 1, 1]]
+    big = projection(4000, 64)
+    assert float((big @ big.T - torch.eye(64)).abs().max()) < 0.1
+
+
+def test_weights_are_those_of_the_greatest_likelihood() -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Two parts: the first tells the last task from four others, the second says nothing.
+    table = torch.randn(3000, 5, 2, generator=generator, dtype=torch.float64)
+    table[:, -1, 0] += 2.0
+    first, second = fitted_weights(table, [0.3, 1.0])
+    assert first == pytest.approx(2.0, rel=0.15) and second < 0.4
+    best = _likelihood(table, [first, second])
+    for weights in ([first * 1.2, second], [first / 1.2, second], [first, second + 0.2]):
+        assert _likelihood(table, weights) < best
+    # Where every weight would do, they stay what they were.
+    certain = torch.zeros(50, 3, 2, dtype=torch.float64)
+    certain[:, -1] = 1000.0
+    assert fitted_weights(certain, [0.3, 1.0]) == pytest.approx([0.3, 1.0], rel=0.05)
+
+
+def _likelihood(table: torch.Tensor, weights: list[float]) -> float:
+    scores = table @ torch.tensor(weights, dtype=torch.float64)
+    return float(scores.log_softmax(1)[:, -1].mean())
+
+
+def test_features_are_what_the_head_sees() -> None:
+    architecture, store = small_net(), learned().store
+    inputs = permuted()[0].test.inputs(slice(0, 20))
+    tensors = store.tensors("p0")
+    wider = with_features(architecture, tensors, 7)
+    seen = store.subnet("p0").normalization(inputs)
+    outputs = architecture(wider, seen)
+    assert torch.allclose(outputs[:, :-7], architecture(tensors, seen), atol=1e-5)
+    hidden = architecture.build(tensors)[:-1](seen)
+    assert torch.allclose(outputs[:, -7:], hidden @ projection(64, 7).T, atol=1e-5)
+    assert has_features(architecture)
+    head = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1))
+    head.add_module("fc", nn.Conv2d(4, 10, 1))
+    assert not has_features(Architecture(nn.Sequential(*head, nn.Flatten()), head="2"))
+
+
+def test_every_part_finds_tasks() -> None:
+    tasks = permuted()[:2]
+    for parts in (("energy",), ("inputs",), ("features",), ("energy", "inputs", "features")):
+        learner = make(routing=RoutingSettings(parts=parts))  # type: ignore[arg-type]
+        for task in tasks:
+            learner.learn(task)
+        found = [learner.store.route(t.test.inputs()) for t in tasks]
+        shares = [float((f.tasks == t.name).mean()) for f, t in zip(found, tasks, strict=True)]
+        assert min(shares) > 0.8, (parts, shares)
+        assert found[0].rule == " + ".join(parts)
+
+
+# What is measured.
+
+
+def test_what_is_measured_at_the_end_is_what_would_have_been_on_the_way() -> None:
+    tasks, learner = split(5)[:3], make(scenario_type="class-IL")
+    probes = [metrics.Probe.of(t) for t in tasks]
+    rows = []
+    for number, task in enumerate(tasks):
+        learner.learn(task)
+        rows.append(metrics.measure_row(learner, probes, number))
+    found = without_task(learner.store, probes)
+    assert found["class-IL"]["matrix"] == rows and found["domain-IL"] is None
+    assert found["class-IL"]["average_accuracy"] == metrics.average_accuracy(rows)
+    assert [sum(row) for row in found["confusion"]] == [len(p.data) for p in probes]
+    right = [row[i] / sum(row) for i, row in enumerate(found["confusion"])]
+    assert found["task_accuracy"] == pytest.approx(np.mean(right))
+    histogram = found["confidence"]
+    assert sum(histogram["right"]) == sum(r[i] for i, r in enumerate(found["confusion"]))
+    total = sum(histogram["right"]) + sum(histogram["wrong"])
+    assert total == sum(map(sum, found["confusion"]))
+    assert found["passes"] == 3 and 0.5 < found["unknown"]["auroc"] <= 1
+    assert found["together"]["task_accuracy"] >= found["task_accuracy"]
+
+
+def test_where_tasks_have_the_same_classes_the_label_counts() -> None:
+    probes = [metrics.Probe.of(t) for t in permuted()]
+    store = learned().store
+    found = without_task(store, probes, rule="energy")
+    matrix = found["domain-IL"]["matrix"]
+    for number, probe in enumerate(probes):
+        predicted = Routed(store, probe, "energy")
+        assert predicted.right(store.tasks, "domain-IL") == matrix[-1][number]
+        assert matrix[-1][number] >= found["class-IL"]["matrix"][-1][number]
+    assert found["unknown"] is None  # energies alone know no unknown inputs
+    learner = make(scenario_type="domain-IL", store=store)
+    inputs, _, labels = mixed()
+    share = [metrics.accuracy(learner, p) for p in probes]
+    assert np.mean(share) == pytest.approx((store.predict(inputs).labels == labels).mean())
+
+
+def test_areas_under_the_curve() -> None:
+    generator = np.random.default_rng(0)
+    known, unknown = generator.normal(1, 1, 300), generator.normal(0, 1, 200)
+    pairs = (known[:, None] > unknown[None]).mean()
+    assert auroc(known, unknown) == pytest.approx(pairs)
+    assert auroc(np.ones(3), np.zeros(4)) == 1.0 and auroc(np.ones(3), np.ones(4)) == 0.5
