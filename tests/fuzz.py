@@ -196,6 +196,7 @@ def mutate_life(rng: random.Random, model: Model) -> None:
     else:
         config["base"] = {"name": "b", "source": "s", "sha256": "0" * 64}
         task["reference"] = "base"
+        task["adds"] = rng.random() < 0.5
     return None
 
 

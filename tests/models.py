@@ -206,6 +206,8 @@ def whole_store() -> SubnetStore:
     add_task(made, 13, bank=NO_BANK, reference=reference, **differences(made, 13) | changes)
     norms = dict.fromkeys(n for n in network.running_stats)
     add_task(made, 11, bank=0, reference=BASE, **(without(made, 11, norms)))
+    over_base = without(made, 15, norms) | differences(made, 15)
+    add_task(made, 15, bank=NO_BANK, reference=BASE, adds_to_base=True, **over_base)
     for name in ("task 0", "task 2", "task 8"):
         made.remove(name)
     return made

@@ -179,7 +179,8 @@ def read_base(config: dict[str, Any], sections: Any) -> dict[str, np.ndarray]:
     assert not data.data
     sha = sha256()
     for name, values in sorted(out.items()):
-        sha.update(name.encode() + values.tobytes())
+        shape = ",".join(map(str, values.shape))
+        sha.update(f"{name}\0float32\0{shape}\0".encode() + values.tobytes())
     assert sha.hexdigest() == config["base"]["sha256"]
     return out
 
@@ -217,6 +218,8 @@ def private(
             values = read_list(data, sum(sizes), near if data is other else [])
             for n, part in zip(group, np.split(values, np.cumsum(sizes)[:-1]), strict=True):
                 out[n] = part.reshape(shapes[n])
+                if task.get("adds") and n in base:
+                    out[n] = base[n] + out[n]
     assert not head.data and not other.data
     return out
 

@@ -16,7 +16,7 @@ import models
 import plain_reader
 from nets import learner, mlp, task
 from tinysubnets import format as artifact
-from tinysubnets.errors import ArtifactError, TaskError
+from tinysubnets.errors import ArtifactError, MismatchError, TaskError
 from tinysubnets.format.io import encode
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
@@ -285,13 +285,18 @@ def test_differences_add_up() -> None:
 
 def test_a_base_that_is_only_named_is_asked_for(tmp_path: Path) -> None:
     store = models.whole_store()
-    store.base = models.Base("small", "tests", store.base.sha256)  # type: ignore[union-attr]
+    before, base = digests(store), store.base
+    assert base is not None and base.values is not None
+    store.base = models.Base("small", "tests", base.sha256)
     store.save(tmp_path)
-    again = SubnetStore.load(tmp_path, models.own_network())
-    assert again.base == store.base
-    assert again.digest("task 9") == store.digest("task 9")
-    with pytest.raises(TaskError, match="the base 'small'"):
-        again.weights("task 11")
+    with pytest.raises(TaskError, match=f"the base 'small' .tests, SHA-256 {base.sha256}"):
+        store.weights("task 11")
+    again = SubnetStore.load(tmp_path, models.own_network(), base=base.values)
+    assert digests(again) == before and again.base is not None and not again.base.embedded
+    with pytest.raises(MismatchError, match=base.sha256):
+        SubnetStore.load(tmp_path, models.own_network())
+    with pytest.raises(MismatchError, match=r"lack one\.weight"):
+        SubnetStore.load(tmp_path, models.own_network(), base={"x": torch.ones(2)})
 
 
 def test_preprocessing_and_routing_round_trip(tmp_path: Path) -> None:

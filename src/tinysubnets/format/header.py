@@ -89,6 +89,7 @@ class TaskEntry:
     isolated: bool = False
     preprocessing: Mapping[str, Any] | None = None
     reference: int | None = None
+    adds_to_base: bool = False
     absent: Absent = NOTHING_ABSENT
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -240,7 +241,8 @@ def _check_tasks(manifest: Manifest, version: int) -> None:
         if task.reference is None and task.bank == NO_BANK:
             raise DamageError(f"{where} has neither a bank nor a reference.")
         of_base = from_base[id(task.absent)]
-        if (task.reference == BASE or of_base) and manifest.base is None:
+        refers = task.reference == BASE or task.adds_to_base or of_base
+        if refers and manifest.base is None:
             raise DamageError(f"{where} refers to a base, and there is none.")
         if task.reference not in (None, BASE):
             other = earlier.get(int(task.reference or 0))
@@ -300,9 +302,10 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     mean, std = [_float32s(entry.get(k, []), f"{where}, {k}") for k in names] or ((), ())
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
-    isolated = False if first else entry.get("isolated", False)
-    if not isinstance(isolated, bool):
-        raise DamageError(f"config: {where}, isolated is {str(isolated)[:80]!r}.")
+    isolated, adds = (False if first else entry.get(key, False) for key in ("isolated", "adds"))
+    if not isinstance(isolated, bool) or not isinstance(adds, bool):
+        wrong = f"isolated is {isolated!r}, adds is {adds!r}"
+        raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
     return TaskEntry(
         name=_string(entry.get("name"), f"{where}, name"),
         classes=_of(lists.classes, entry.get("classes"), f"{where}, classes"),
@@ -312,6 +315,7 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         if entry.get("inputs") is not None
         else None,
         isolated=isolated,
+        adds_to_base=adds,
         preprocessing=None
         if first or "preprocessing" not in entry
         else _of(lists.preprocessing, entry["preprocessing"], f"{where}, preprocessing"),
@@ -584,6 +588,8 @@ def _task_entry(subnet: Subnet) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": subnet.name}
     if subnet.isolated:
         entry["isolated"] = True
+    if subnet.adds_to_base:
+        entry["adds"] = True
     if subnet.normalization.mean:
         entry["channels"] = len(subnet.normalization.mean)
     if subnet.normalization.trailing:

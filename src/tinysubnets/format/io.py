@@ -252,9 +252,16 @@ class Contents:
     def put_into(self, store: SubnetStore) -> None:
         """Put banks and subnets in place of those of a store over the same network."""
         store.banks, store.subnets, store.nameless = self.banks, self.subnets, self.nameless
-        store.next_number, store.base = self.manifest.next_number, self.base
+        store.next_number, store.base = self.manifest.next_number, self._base_for(store)
         for bank in store.banks:
             bank.layout = store.layout
+
+    def _base_for(self, store: SubnetStore) -> Base | None:
+        """The base, with values that the store has already where the file has none."""
+        mine, known = self.base, store.base
+        if mine is None or mine.values is not None or known is None or known.values is None:
+            return mine
+        return replace(mine, values=known.values) if known.sha256 == mine.sha256 else mine
 
 
 def read_contents(file: ModelFile, only: str | None = None) -> Contents:
@@ -501,6 +508,7 @@ class _Walk:
             owned_before_pruning=record.get("owned", math.nan),
             sample=entry.sample,
             isolated=entry.isolated,
+            adds_to_base=entry.adds_to_base,
             preprocessing=entry.preprocessing,
             routing=read_routing(Reader(self.file.section("routing", place), "routing")),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from tinysubnets.method.pruning import (
     post_prune,
 )
 from tinysubnets.model.subnet import CodebookTensor, code, constant, rounded
+from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.nn.norms import folded
 from tinysubnets.training.evaluate import EvalResult, check_finite, recalibrate_batchnorm
@@ -28,6 +29,7 @@ from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, sta
 
 MAX_BITS = 8
 TASK_PARAM_LEVELS = (4, 5, 6, 8, 16, 32)
+DIFFERENCE_LEVELS = (2, 3, *TASK_PARAM_LEVELS)  # over a base, where most of it is known already
 # Rounding turns over some of the answers that are near to ties, to the better or to the worse. What
 # is lost by chance is the deviation of so many, one sample at the least.
 TURNED_OVER, LOSS_TOLERANCE = 0.02, 0.01
@@ -71,10 +73,16 @@ class Compressor:
     """A trained module, and ways to measure it on validation data with other weights.
 
     Flat vectors hold one value per shared weight [N]; masks one per block [NB].
+
+    - `base`: the tensors of a frozen base by name, where the task is learned over one: of its
+      task-specific parameters only its own are stored, as differences to these.
     """
 
-    def __init__(self, module: TaskModule, training: Training) -> None:
+    def __init__(
+        self, module: TaskModule, training: Training, base: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.module, self.training = module, training
+        self.base = None if base is None else {n: t.to(module.free) for n, t in base.items()}
         self.layout = module.layout
         self.free = module.free.detach()
         self.mask = module.mask()
@@ -169,11 +177,12 @@ class Compressor:
         training, layout = self.training, self.layout
         all_tensors = self.tensors(self.module.compose(self.mask, values))
         without = self.tensors(self.module.compose(torch.zeros_like(self.mask), values))
-        stages = [] if training.can_capture else stages_of(self.module.architecture)
-        if not stages:
+        architecture = self.module.architecture
+        stages = [] if training.can_capture else stages_of(architecture)
+        if not stages or (architecture.has_running_stats and not self.module.recalibrates):
             return None
         staged = StagedEvaluation(
-            self.module.architecture,
+            architecture,
             stages,
             training.train,
             training.valid,
@@ -216,22 +225,41 @@ class Compressor:
     ) -> tuple[dict[str, CodebookTensor], float]:
         """The task-specific parameters as stored, with final statistics, and the accuracy then."""
         training, architecture = self.training, self.module.architecture
-        weights = self.weights(compressed.mask, compressed.own)
-        tensors = recalibrate_batchnorm(architecture, self.tensors(weights), training.train, None)
-        tensors = folded(architecture, tensors)
+        tensors = self.tensors(self.weights(compressed.mask, compressed.own))
+        named = [s.name for s in architecture.task_params]
+        levels: Sequence[int] = TASK_PARAM_LEVELS
+        if isinstance(self.module, MagnitudeModule) and self.module.own_params is not None:
+            named = [n for n in named if n in self.module.own_params]
+            levels = DIFFERENCE_LEVELS
+        else:
+            tensors = recalibrate_batchnorm(architecture, tensors, training.train, None)
+            tensors = folded(architecture, tensors)
 
-        named = {s.name: tensors[s.name] for s in architecture.task_params}
-        levels = TASK_PARAM_LEVELS if settings.bits == "auto" else (int(settings.bits),)
+        stored = self.stored(named, tensors)
+        levels = levels if settings.bits == "auto" else (int(settings.bits),)
         exact: EvalResult | None = None
         if settings.bits == "auto":
             exact = training.evaluate(tensors, recalibrate=False)
         for level in levels:
-            coded = store_task_params(named, level, head=architecture.head)
-            found = training.evaluate(tensors | _decoded(coded, tensors), recalibrate=False)
+            coded = store_task_params(stored, level, head=architecture.head)
+            found = training.evaluate(tensors | self.decoded(coded, tensors), recalibrate=False)
             num, tolerance = len(training.valid), settings.tolerance
             if exact is None or is_as_good(found, exact, num, tolerance):
                 break
         return coded, found.ranked_accuracy
+
+    def stored(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters as they are stored: over a base, those that it has too as differences."""
+        base = self.base or {}
+        return {n: tensors[n] - base[n] if n in base else tensors[n] for n in names}
+
+    def decoded(
+        self, coded: Mapping[str, CodebookTensor], like: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Stored parameters as they are used, on the device of others of the same names."""
+        out = {n: c.decode().reshape(like[n].shape).to(like[n]) for n, c in coded.items()}
+        base = self.base or {}
+        return {n: base[n] + t if n in base else t for n, t in out.items()}
 
     def check_finite(self, compressed: Compressed, coded: dict[str, CodebookTensor]) -> None:
         """Refuse a task that would be kept with logits that are no finite numbers.
@@ -239,13 +267,8 @@ class Compressor:
         - `coded`: the task-specific parameters as stored.
         """
         tensors = self.tensors(self.weights(compressed.mask, compressed.own))
-        stored, training = tensors | _decoded(coded, tensors), self.training
+        stored, training = tensors | self.decoded(coded, tensors), self.training
         check_finite(self.module.architecture, stored, training.valid, training.task.name)
-
-
-def _decoded(coded: dict[str, CodebookTensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Stored parameters in the shapes and on the device of others of the same names."""
-    return {n: c.decode().reshape(like[n].shape).to(like[n]) for n, c in coded.items()}
 
 
 def is_as_good(found: EvalResult, exact: EvalResult, num: int, tolerance: float) -> bool:

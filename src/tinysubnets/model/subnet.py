@@ -182,6 +182,7 @@ class Subnet:
     - `routing`: what tells the task's inputs from others without its name: float32 vectors by name.
     - `reference`: the number of an earlier subnet, or `BASE`: what the mask holds is added to the
       decoded weights of that one. None where the weights are what the mask holds, and 0 elsewhere.
+    - `adds_to_base`: whether task-specific parameters that the base has too are added to its own.
     """
 
     name: str
@@ -204,6 +205,7 @@ class Subnet:
     preprocessing: Mapping[str, Any] | None = None
     routing: Mapping[str, Tensor] = field(default_factory=dict)
     reference: int | None = None
+    adds_to_base: bool = False
 
     def __repr__(self) -> str:
         return (
