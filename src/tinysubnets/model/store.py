@@ -20,7 +20,7 @@ from tinysubnets.model.bank import Bank, Base, BaseSource
 from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
 from tinysubnets.model.removal import Removal, remove_, union
-from tinysubnets.model.routing import Prediction, Routing, route
+from tinysubnets.model.routing import Prediction, Record, Routing, route
 from tinysubnets.model.routing import predict as predict_routed
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import (
@@ -89,6 +89,7 @@ class SubnetStore:
         self.decoded_bytes = DECODED_BYTES
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
+        self._records: dict[str, tuple[Subnet, Record | None]] = {}  # read when first routed
 
     def __repr__(self) -> str:
         return (
@@ -290,7 +291,16 @@ class SubnetStore:
 
     def _forget(self) -> None:
         """Drop what was made of subnets that are no longer the same."""
-        self._decoded, self._by_number = (), {}
+        self._decoded, self._by_number, self._records = (), {}, {}
+
+    def record(self, subnet: Subnet) -> Record | None:
+        """What a task keeps to recognize its inputs, on the store's device; None if nothing."""
+        known, record = self._records.get(subnet.name, (None, None))
+        if known is not subnet:
+            record = Record.read(subnet.routing)
+            record = record and record.to(self.device)
+            self._records[subnet.name] = subnet, record
+        return record
 
     def needs_base(self, task: str | None = None) -> bool:
         """Whether a task, or any of all, cannot be used without the values of the base."""
@@ -359,13 +369,21 @@ class SubnetStore:
             raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
         return torch.cat(parts) if parts else torch.empty(0, len(subnet.classes))
 
-    def outputs(self, subnet: Subnet, tensors: Mapping[str, Tensor], raw: Tensor) -> Tensor:
+    def outputs(
+        self,
+        subnet: Subnet,
+        tensors: Mapping[str, Tensor],
+        raw: Tensor,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         """What the network gives for one batch of a task's raw inputs, on the store's device.
 
         - `tensors`: all that the network needs, by name.
+        - `seen`: the batch as the network sees it, where it was normalized already.
         """
         try:
-            return self.architecture(tensors, subnet.normalization(raw.to(self.device)))
+            seen = subnet.normalization(raw.to(self.device)) if seen is None else seen
+            return self.architecture(tensors, seen)
         except (RuntimeError, IndexError, ValueError) as error:
             raise TaskError(
                 f"the network of task {subnet.name!r} cannot take {raw.dtype} inputs of shape "
