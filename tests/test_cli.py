@@ -337,7 +337,7 @@ def test_compare_names_every_method_once_in_every_setting_asked_for() -> None:
         ("nave:class", "unknown method 'nave'. Did you mean 'naive'"),
         ("all:class", "unknown method 'all'"),
         ("ewc:class-IL", "ewc is defined for task-IL, domain-IL"),
-        ("tsn:class-IL", "tsn is defined for task-IL."),
+        ("independent:class-IL", "independent is defined for task-IL."),
         ("naive:", "naive: is not allowed"),
     ],
 )

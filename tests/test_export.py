@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,15 @@ import pytest
 import torch
 
 import models
+from digit_tasks import permuted
 from tinysubnets import networks
+from tinysubnets.cli import main
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
+from tinysubnets.format import encode
 from tinysubnets.format import onnx as export
 from tinysubnets.format.onnx import OPSET, pack_weights
+from tinysubnets.format.routed import AllTasks
+from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import CodebookTensor, PackedMask, Sample, Subnet, code
 from tinysubnets.nn.architecture import Architecture
@@ -25,11 +32,13 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 
-def one_task(bits: int, network: str = "small-cnn", **settings: Any) -> SubnetStore:
+def one_task(
+    bits: int, network: str = "small-cnn", density: float = 0.3, **settings: Any
+) -> SubnetStore:
     """A store of one task with random weights on images or vectors."""
     store = SubnetStore(Architecture(networks.build(network, **settings)))
     rng = np.random.default_rng(bits)
-    mask = torch.from_numpy(rng.random(store.layout.num_blocks) < 0.3)
+    mask = torch.from_numpy(rng.random(store.layout.num_blocks) < density)
     values = torch.from_numpy(rng.normal(size=store.layout.num_weights) * 0.2).float()
     own = tuple(code(values[i:j][mask[i:j]], bits) for i, j in store.layout.segments)
     shapes = store.architecture.task_param_shapes(4)
@@ -81,14 +90,31 @@ def test_coded_weights_compute_the_same(
     for count in (1, 5):
         x = raw(store, count)
         logits = export.onnx_logits(coded.path, x)
-        assert np.array_equal(logits, export.onnx_logits(plain.path, x))
         assert np.abs(logits - store.logits("a", x).numpy()).max() < 1e-5
-    kinds = {t.data_type for t in onnx.load(coded.path).graph.initializer}
-    narrow = onnx.TensorProto.UINT4 if bits == 3 else onnx.TensorProto.UINT8
-    assert narrow in kinds
-    shared = 4 * store.layout.num_weights
-    width = 4 if bits == 3 else 8
-    assert plain.file_bytes - coded.file_bytes > 0.8 * shared * (1 - width / 32)
+        assert np.abs(logits - export.onnx_logits(plain.path, x)).max() < 1e-5
+    saved = 32 - 1 - 0.3 * (bits + 1)  # bits a weight: a mask, and codes where it is set
+    assert plain.file_bytes - coded.file_bytes > 0.8 * store.layout.num_weights * saved / 8
+
+
+@pytest.mark.parametrize(("bits", "density"), [(3, 0.2), (4, 0.03), (2, 0.1)])
+def test_one_task_is_not_much_larger_than_its_own_model_file(
+    bits: int, density: float, tmp_path: Path
+) -> None:
+    store = one_task(bits, "mlp", density, in_features=3072, hidden=[64, 64])
+    file = sum(map(len, encode(store).parts))
+    exported = export.to_onnx(store, "a", tmp_path / "a.onnx")
+    assert exported.file_bytes <= 1.5 * file
+    x = raw(store)
+    assert np.abs(export.onnx_logits(exported.path, x) - store.logits("a", x).numpy()).max() < 1e-3
+    # Nothing of the unpacking is left once it is loaded.
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    onnxruntime.InferenceSession(exported.path, options, providers=["CPUExecutionProvider"])
+    left = {node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node}
+    assert not left & {"BitShift", "CumSum", "ScatterElements", "Gather", "Mod"}
 
 
 def test_the_graph_takes_raw_inputs_and_says_what_it_is(tmp_path: Path) -> None:
@@ -109,7 +135,7 @@ def test_the_graph_takes_raw_inputs_and_says_what_it_is(tmp_path: Path) -> None:
 def test_codes_are_as_narrow_as_the_values_allow() -> None:
     from onnx import TensorProto, helper, numpy_helper
 
-    def coded(values: np.ndarray) -> tuple[set[int], np.ndarray]:
+    def coded(values: np.ndarray) -> tuple[set[Any], np.ndarray]:
         tensor = numpy_helper.from_array(values, "w")
         given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(values.shape))]
         wanted = [helper.make_tensor_value_info("y", TensorProto.FLOAT, list(values.shape))]
@@ -119,6 +145,7 @@ def test_codes_are_as_narrow_as_the_values_allow() -> None:
         opset = [helper.make_opsetid("", OPSET)]
         model = pack_weights(helper.make_model(graph, opset_imports=opset, ir_version=10))
         kinds = {t.data_type for t in model.graph.initializer}
+        kinds |= {function.name for function in model.functions}
         import onnxruntime
 
         session = onnxruntime.InferenceSession(model.SerializeToString())
@@ -127,9 +154,8 @@ def test_codes_are_as_narrow_as_the_values_allow() -> None:
     rng = np.random.default_rng(0)
     for count, size, kind in [
         (16, 301, TensorProto.UINT4),
-        (17, 301, TensorProto.UINT8),
+        (17, 301, TensorProto.UINT8),  # fewer bits each would not pay for the function
         (256, 3000, TensorProto.UINT8),
-        (257, 3000, TensorProto.UINT16),
         (16, 63, None),
         (300, 300, None),
         (70_000, 70_000, None),
@@ -138,6 +164,15 @@ def test_codes_are_as_narrow_as_the_values_allow() -> None:
         kinds, sums = coded(values)
         assert kinds == ({TensorProto.FLOAT} if kind is None else {TensorProto.FLOAT, kind})
         assert np.array_equal(sums, values)
+    for share, shape, function in [
+        (0.3, (40, 7, 33), "FromMask"),
+        (0.02, (900, 13), "FromGaps"),
+        (1e-4, (90_000,), "FromGaps"),
+    ]:
+        values = rng.normal(size=21).astype(np.float32)[rng.integers(21, size=shape)]
+        values[rng.random(shape) >= share] = 0
+        kinds, sums = coded(values)
+        assert function in kinds and np.array_equal(sums, values)
 
 
 def test_int8_is_calibrated_and_measured(tmp_path: Path) -> None:
@@ -189,3 +224,97 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(SettingError, match=r"'onnxscript': pip install 'tinysubnets\[export\]'"):
         export.to_onnx(one_task(3), "a", tmp_path / "a.onnx")
+
+
+# All tasks.
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> tuple[SubnetStore, np.ndarray]:
+    """Three tasks, one of them a difference to another, and raw inputs of all of them."""
+    settings = {"in_features": 64, "hidden": [12, 10]}
+    rebuild = {"network": "mlp", "settings": settings}
+    architecture = Architecture(networks.build("mlp", **settings), rebuild=rebuild)
+    shared = {"bits": 3, "density": 0.4, "post_pruning": False, "epochs": 2, "device": "cpu"}
+    learner = TinySubNets(
+        architecture, **shared, routing={"parts": ["energy", "inputs", "features"]}
+    )
+    for task in permuted(3, 200)[:2]:
+        learner.learn(task)
+    other = TinySubNets(
+        architecture, store=learner.store, selection="magnitude", reference="previous", **shared,
+        routing=learner.core.routing,
+    )  # fmt: skip
+    other.learn(permuted(3, 200)[2])
+    inputs = torch.cat([t.test.inputs(slice(0, 40)) for t in permuted(3, 200)])
+    noise = torch.randint(0, 255, (20, 64), dtype=torch.uint8)
+    return learner.store, torch.cat([inputs, noise]).numpy()
+
+
+@pytest.mark.slow
+def test_all_tasks_in_one_file_with_routing_inside(
+    routed: tuple[SubnetStore, np.ndarray], tmp_path: Path
+) -> None:
+    store, inputs = routed
+    done = export.to_onnx(store, None, tmp_path / "all.onnx")
+    found, live = export.onnx_predict(done.path, inputs, batch_size=33), store.predict(inputs)
+    assert live.routing.rule == "energy + inputs + features"
+    assert np.allclose(found["scores"], live.routing.scores, atol=1e-4)
+    ranked = np.sort(live.routing.scores, 1)
+    clear = ranked[:, -1] - ranked[:, -2] > 1e-3
+    assert clear.mean() > 0.9
+    assert (found["task"] == live.tasks)[clear].all()
+    assert (found["label"] == live.labels)[clear].all()
+    assert np.allclose(found["confidence"], live.confidence, atol=1e-3)
+    assert np.allclose(found["probability"][clear], live.probability[clear], atol=1e-4)
+    assert (found["unknown"] == live.unknown)[clear].mean() > 0.98
+    # Every bank is there once, and a task adds its mask at one bit a weight.
+    model = onnx.load(done.path)
+    sizes = [len(i.raw_data) for i in model.graph.initializer if list(i.dims) == [12, 64]]
+    assert len(sizes) == len(store.banks) + 1  # the third task's own values
+    assert done.file_bytes < done.plain_bytes
+    # For torch: the same numbers, without this package.
+    program = torch.export.load(export.to_torch(store, None, tmp_path / "all.pt2").path)
+    scores = program.module()(torch.from_numpy(inputs))[5]
+    assert np.allclose(scores.numpy(), live.routing.scores, atol=1e-4)
+
+
+def test_all_tasks_are_exported_by_the_command(
+    routed: tuple[SubnetStore, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, inputs = routed
+    store.save(tmp_path / "model")
+    out = tmp_path / "all.pt2"
+    assert main(["export", str(tmp_path / "model"), "--all-tasks", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "every input passes 3 networks" in said and out.stat().st_size > 1000
+    for more in (["--task", "p0"], ["--int8", "--data", "x"]):
+        with contextlib.suppress(SystemExit):
+            assert main(["export", str(tmp_path / "model"), "--all-tasks", *more, str(out)]) == 2
+        assert capsys.readouterr().err
+    with pytest.raises(SettingError, match="int8 is for one task"):
+        export.to_onnx(store, None, tmp_path / "x.onnx", int8=inputs)
+    with pytest.raises(SettingError, match="given already"):
+        export.to_onnx(store, "p0", tmp_path / "x.onnx", among=["p0"])
+    with pytest.raises(TaskError, match="no task"):
+        export.to_torch(SubnetStore(store.architecture), None, tmp_path / "x.pt2")
+    stripped = SubnetStore.load(tmp_path / "model")
+    odd = replace(stripped.subnet("p1"), sample=Sample(torch.uint8, (8, 8)))
+    stripped.subnets["p1"] = odd
+    with pytest.raises(TaskError, match="several kinds"):
+        export.to_onnx(stripped, None, tmp_path / "x.onnx")
+
+
+def test_all_tasks_without_records_are_routed_by_their_energies(
+    routed: tuple[SubnetStore, np.ndarray],
+) -> None:
+    store, inputs = routed
+    subnets = dict(store.subnets)
+    try:
+        store.subnets = {n: replace(s, routing={}) for n, s in subnets.items()}
+        found = AllTasks(store, ["p2", "p0"])(torch.from_numpy(inputs))
+        live = store.predict(inputs, among=["p0", "p2"])
+    finally:
+        store.subnets = subnets
+    assert np.allclose(found[5].numpy(), live.routing.scores, atol=1e-4)
+    assert not found[4].any()

@@ -27,6 +27,8 @@ ALL_PICTURES = {
     "per-task",
     "ledger",
     "learning-curves",
+    "task-confusion",
+    "confidences",
     "divergence",
     "ownership",
     "task-masks",
@@ -113,6 +115,16 @@ def test_every_picture_is_saved_as_svg(page: Path) -> None:
         assert ElementTree.fromstring(text).tag.endswith("svg")
         assert "var(--" not in text
         assert "prefers-color-scheme: dark" in text
+
+
+def test_the_page_shows_what_is_known_without_the_tasks_name(page: Path, runs: Path) -> None:
+    found = read_run(runs / "tsn" / "seed-0").without_task
+    text = page.read_text(encoding="utf-8")
+    assert "without the task&#39;s name" in text
+    assert f"task found {100 * found['task_accuracy']:.1f} %" in text
+    assert f"AUROC {found['unknown']['auroc']:.2f}" in text
+    for row, name in zip(found["confusion"], ("permutation-0", "permutation-1"), strict=False):
+        assert f"{name} taken for permutation-0: {row[0]} of {sum(row)}" in text
 
 
 def test_the_same_runs_give_the_same_page(page: Path, runs: Path, tmp_path: Path) -> None:
@@ -202,7 +214,8 @@ def test_missing_extras_are_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_run_without_model_or_metrics_still_has_a_page(runs: Path, tmp_path: Path) -> None:
-    result = read_run(runs / "tsn" / "seed-0").result | {"divergence": None, "ledger": {}}
+    nothing = {"divergence": None, "ledger": {}, "without_task": None}
+    result = read_run(runs / "tsn" / "seed-0").result | nothing
     result["capacity"] = {}
     result["tasks"] = [
         {k: v for k, v in task.items() if k not in ("confusion", "class_accuracy")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -13,8 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from digit_tasks import digits, permuted, small_net, split
+from digit_tasks import digits, permuted, split
+from tinysubnets import networks
 from tinysubnets.baselines.masked import WSN
+from tinysubnets.cli import main
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.experiments import metrics
 from tinysubnets.experiments.routing import Routed, auroc, without_task
@@ -37,9 +40,16 @@ SETTINGS: dict[str, Any] = {"density": 0.2, "post_pruning": False, "bits": 4}
 TRAINING = {"epochs": 4, "batch_size": 32, "lr": 5e-3}
 
 
+def network() -> Architecture:
+    """A network of the package, which a saved model rebuilds by itself."""
+    settings = {"in_features": 64, "hidden": [64, 64]}
+    net = networks.build("mlp", **settings)
+    return Architecture(net, rebuild={"network": "mlp", "settings": settings})
+
+
 def make(architecture: Architecture | None = None, **settings: Any) -> TinySubNets:
     given = SETTINGS | {"training": TRAINING, "device": "cpu"} | settings
-    return TinySubNets(architecture or small_net(), **given)
+    return TinySubNets(architecture or network(), **given)
 
 
 @lru_cache(maxsize=1)
@@ -273,12 +283,39 @@ def test_mistakes_are_explained() -> None:
     with pytest.raises(TaskError, match="first: sample 2"):
         store.route(broken)
     with pytest.raises(TaskError, match="no task"):
-        SubnetStore(small_net()).predict(inputs)
+        SubnetStore(network()).predict(inputs)
     for wrong in ({"dims": 0}, {"parts": ["energy", "energy"]}, {"unknown_share": 1.0}):
         with pytest.raises(SettingError, match=f"routing.{next(iter(wrong))}"):
             make(routing=wrong)
     with pytest.raises(SettingError, match="energy"):
         make(routing={"parts": ["energie"]})
+
+
+def test_the_command_tells_labels_and_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learned().save(tmp_path / "model")
+    noise = np.random.default_rng(0).integers(0, 17, (4, 64), dtype=np.uint8)
+    mine = permuted()[1].test.inputs(slice(0, 6)).numpy()
+    np.savez(tmp_path / "x.npz", inputs=np.concatenate([mine, noise]))
+    command = ["predict", str(tmp_path / "model"), str(tmp_path / "x.npz")]
+    assert main([*command, "--json", "--top", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["task"] is None and found["candidates"] == ["p0", "p1", "p2"]
+    rows, live = found["predictions"], learned().predict(np.concatenate([mine, noise]))
+    assert [r["task"] for r in rows] == live.tasks.tolist()
+    assert [r["unknown"] for r in rows] == live.unknown.tolist()
+    assert [r["classes"][0]["name"] for r in rows] == live.labels.tolist()
+    assert [len(r["classes"]) for r in rows] == [2] * 10
+    assert [r["confidence"] for r in rows] == pytest.approx(live.confidence.tolist())
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "p1" in lines[2] and sum("unknown" in line for line in lines) == live.unknown.sum() > 2
+    assert main([*command, "--among", "p0", "--among", "p2", "--together"]) == 0
+    out = capsys.readouterr().out
+    assert "p1" not in out
+    assert main([*command, "--task", "p1", "--together"]) == 2
+    assert "--task names it already" in capsys.readouterr().err
 
 
 # What is kept.
@@ -305,7 +342,7 @@ def test_nothing_that_is_kept_changes_when_a_task_is_added(tmp_path: Path) -> No
         assert now.keys() == vectors.keys()
         assert all(torch.equal(now[k], v) for k, v in vectors.items())
     # Learned on from the file, to the same numbers.
-    resumed = TinySubNets.resume(tmp_path, small_net(), device="cpu")
+    resumed = TinySubNets.resume(tmp_path, device="cpu")
     resumed.learn(tasks[2])
     for name in resumed.tasks:
         mine, theirs = learner.store.subnet(name).routing, resumed.store.subnet(name).routing
@@ -318,11 +355,11 @@ def test_a_file_keeps_it_and_counts_it(tmp_path: Path) -> None:
     store = learned().store
     inputs, _, _ = mixed()
     store.save(tmp_path)
-    loaded = SubnetStore.load(tmp_path, small_net())
+    loaded = SubnetStore.load(tmp_path)
     assert np.array_equal(loaded.route(inputs).scores, store.route(inputs).scores)
     ledger = store.ledger()
     assert all(100 * 8 < entry.routing < 300 * 8 for entry in ledger.tasks.values())
-    alone = SubnetStore.load(tmp_path, small_net(), task="p1")
+    alone = SubnetStore.load(tmp_path, task="p1")
     assert alone.route(inputs).candidates == ("p1",)
     bare = make(routing={"parts": []})
     bare.learn(permuted()[0])
@@ -381,7 +418,7 @@ def test_nothing_of_an_isolated_task_enters_another() -> None:
 
 
 def test_other_methods_of_subnets_keep_it_too() -> None:
-    learner = WSN(small_net(), training=TRAINING, density=0.3, device="cpu")
+    learner = WSN(network(), training=TRAINING, density=0.3, device="cpu")
     for task in permuted()[:2]:
         learner.learn(task)
     task = permuted()[1]
@@ -451,14 +488,14 @@ def _likelihood(table: torch.Tensor, weights: list[float]) -> float:
 
 
 def test_features_are_what_the_head_sees() -> None:
-    architecture, store = small_net(), learned().store
+    architecture, store = network(), learned().store
     inputs = permuted()[0].test.inputs(slice(0, 20))
     tensors = store.tensors("p0")
     wider = with_features(architecture, tensors, 7)
     seen = store.subnet("p0").normalization(inputs)
     outputs = architecture(wider, seen)
     assert torch.allclose(outputs[:, :-7], architecture(tensors, seen), atol=1e-5)
-    hidden = architecture.build(tensors)[:-1](seen)
+    hidden = architecture.build(tensors)[:-1](seen)  # all but the head
     assert torch.allclose(outputs[:, -7:], hidden @ projection(64, 7).T, atol=1e-5)
     assert has_features(architecture)
     head = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1))

@@ -198,8 +198,10 @@ def planned(
 
 def _scenario_type(told: str) -> list[str]:
     """The assignment that makes `method:scenario_type` what it says."""
-    method, _, scenario_type = told.partition(":")
-    return [f"{method}.scenario_type={scenario_type}"] if scenario_type else []
+    from tinysubnets.experiments.methods import method
+
+    name, _, scenario_type = told.partition(":")
+    return [f"{method(name).table}.scenario_type={scenario_type}"] if scenario_type else []
 
 
 def run_arguments(options: argparse.Namespace, told: str, seed: int) -> tuple[str, ...]:

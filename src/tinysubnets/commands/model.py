@@ -117,7 +117,18 @@ def add_parsers(subparsers: Any) -> None:
 
 def _add_predict(subparsers: Any) -> None:
     predict = command(subparsers, "predict", "class names and probabilities for images", _predict)
-    add_task(predict)
+    predict.add_argument(
+        "--task", metavar="NAME", help="the task's name (default: found out for every input)"
+    )
+    predict.add_argument(
+        "--among",
+        action="append",
+        metavar="NAME",
+        help="a task that it may be, where not all; may be repeated",
+    )
+    predict.add_argument(
+        "--together", action="store_true", help="all inputs are of one task: far more certain"
+    )
     predict.add_argument("files", nargs="+", metavar="FILE", help="images, or .npz with `inputs`")
     predict.add_argument("--top", type=int, default=1, metavar="N", help="classes to show")
     predict.add_argument("--json", action="store_true", help="print plain data instead of a table")
@@ -186,8 +197,14 @@ def _add_remove(subparsers: Any) -> None:
 
 
 def _add_export(subparsers: Any) -> None:
-    export = command(subparsers, "export", "one task as ONNX, or .pt2 for torch.export", _export)
-    add_task(export)
+    export = command(subparsers, "export", "one task or all as ONNX or .pt2", _export)
+    which = export.add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", metavar="NAME", help="the task's name")
+    which.add_argument(
+        "--all-tasks",
+        action="store_true",
+        help="every task, and what finds out which of them an input belongs to, in one file",
+    )
     export.add_argument("out", metavar="OUT.onnx", help="the file to write, .onnx or .pt2")
     export.add_argument("--plain", action="store_true", help="float32 weights instead of codes")
     export.add_argument(
@@ -272,17 +289,14 @@ def _loaded(options: argparse.Namespace, task: str | None = None) -> SubnetStore
 
 
 def _predict(options: argparse.Namespace) -> int:
-    import torch
-
+    if options.task is not None and (options.among or options.together):
+        raise SettingError("--among and --together find the task; --task names it already.")
     store = _loaded(options, options.task)
-    names, inputs = _read_inputs(store, options.task, options.files)
-    shares = torch.softmax(store.logits(options.task, inputs), 1)
-    classes = store.subnet(options.task).classes
-    top = shares.topk(min(max(options.top, 1), len(classes)), 1)
-    rows = []
-    for name, *best in zip(names, top.values.tolist(), top.indices.tolist(), strict=True):
-        found = [{"name": classes[i], "probability": p} for p, i in zip(*best, strict=True)]
-        rows.append({"input": name, "classes": found})
+    if options.task is None:
+        return _predict_routed(store, options)
+    names, inputs = _read_inputs(store, [options.task], options.files)
+    found = _top_classes(store, options.task, inputs, options.top)
+    rows = [{"input": n, "classes": c} for n, c in zip(names, found, strict=True)]
     if options.json:
         print(_as_json({"task": options.task, "predictions": rows}))
         return 0
@@ -290,11 +304,61 @@ def _predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_inputs(store: SubnetStore, task: str, files: list[str]) -> tuple[list[str], np.ndarray]:
-    """The inputs in image and npz files, as the task takes them, each with a name."""
+def _predict_routed(store: SubnetStore, options: argparse.Namespace) -> int:
+    """Labels of inputs whose task is not told, and the task that each came from."""
+    names, inputs = _read_inputs(store, options.among or list(store.tasks), options.files)
+    found = store.predict(inputs, among=options.among, together=options.together)
+    rows: list[dict[str, Any]] = [{} for _ in names]
+    for task in dict.fromkeys(found.tasks.tolist()):
+        mine = (found.tasks == task).nonzero()[0]
+        for place, classes in zip(
+            mine, _top_classes(store, task, inputs[mine], options.top), strict=True
+        ):
+            rows[place] = {
+                "input": names[place],
+                "task": task,
+                "confidence": float(found.confidence[place]),
+                "unknown": bool(found.unknown[place]),
+                "classes": classes,
+            }
+    if options.json:
+        about = {"candidates": list(found.routing.candidates), "rule": found.routing.rule}
+        print(_as_json({"task": None, **about, "predictions": rows}))
+        return 0
+    show_routed(rows)
+    return 0
+
+
+def _top_classes(
+    store: SubnetStore, task: str, inputs: np.ndarray, count: int
+) -> list[list[dict[str, Any]]]:
+    """The most probable classes of a task for each input."""
+    import torch
+
+    classes = store.subnet(task).classes
+    shares = torch.softmax(store.logits(task, inputs), 1)
+    top = shares.topk(min(max(count, 1), len(classes)), 1)
+    return [
+        [{"name": classes[i], "probability": p} for p, i in zip(*best, strict=True)]
+        for best in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+    ]
+
+
+def _read_inputs(
+    store: SubnetStore, tasks: Sequence[str], files: list[str]
+) -> tuple[list[str], np.ndarray]:
+    """The inputs in image and npz files, as these tasks take them, each with a name."""
     from tinysubnets.datasets.user_files import read_files
 
-    return read_files(files, store.subnet(task))
+    subnets = [store.subnet(task) for task in tasks]
+    samples = {s.sample: s for s in reversed(subnets)}
+    if len(samples) > 1:
+        kinds = [f"{s.name}: {k.shape if k else 'unknown'}" for k, s in samples.items()]
+        raise SettingError(
+            f"tasks take inputs of several kinds ({'; '.join(kinds)}); name those that it may be "
+            "by --among, or the one by --task."
+        )
+    return read_files(files, subnets[0])
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -618,6 +682,8 @@ def _export(options: argparse.Namespace) -> int:
     if options.int8 and options.data is None:
         raise SettingError("--int8 needs --data: images per class or .npz to calibrate with.")
     store = _loaded(options, options.task)
+    if options.all_tasks:
+        return _export_all(store, options)
     if suffix == ".pt2":
         done = export.to_torch(store, options.task, options.out)
         print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")
@@ -642,6 +708,27 @@ def _export(options: argparse.Namespace) -> int:
         print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
         if options.int8:
             print(_int8_card(store, options.task, done, data))
+    return 0
+
+
+def _export_all(store: SubnetStore, options: argparse.Namespace) -> int:
+    """All tasks in one file, with routing inside."""
+    from tinysubnets.format import onnx as export
+    from tinysubnets.format.routed import OUTPUTS
+
+    if options.int8 or options.data is not None:
+        raise SettingError("--int8 and --data are for one task; give --task instead.")
+    if Path(options.out).suffix == ".pt2":
+        done = export.to_torch(store, None, options.out)
+        print(f"{done.path}: {done.file_bytes:,} bytes, for torch.export.load")
+    else:
+        done = export.to_onnx(store, None, options.out, packed=not options.plain)
+        print(f"{done.path}: {done.file_bytes:,} bytes (float32 weights: {done.plain_bytes:,})")
+    sample = store.subnet(store.tasks[0]).sample
+    if sample is not None:
+        kind = str(sample.dtype).removeprefix("torch.")
+        print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
+    print(f"gives {', '.join(OUTPUTS)}; every input passes {len(store.tasks)} networks")
     return 0
 
 
@@ -773,6 +860,22 @@ def show_predictions(rows: Sequence[Mapping[str, Any]]) -> None:
             name = "" if place else row["input"]
             cells.append((name, str(found["name"]), f"{found['probability']:.4f}"))
     print(text_table(cells, ("input", "class", "probability"), num_labels=2))
+
+
+def show_routed(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print predicted classes with the tasks that they are from, or that no task knows an input."""
+    cells: list[tuple[str, ...]] = []
+    for row in rows:
+        if row["unknown"]:
+            cells.append((row["input"], "unknown", "", "", ""))
+            continue
+        head, sure = (row["input"], row["task"]), f"{row['confidence']:.4f}"
+        for found in row["classes"]:
+            share = f"{found['probability']:.4f}"
+            cells.append((head[0], str(found["name"]), head[1], share, sure))
+            head, sure = ("", ""), ""
+    headings = ("input", "class", "task", "probability", "task's probability")
+    print(text_table(cells, headings, num_labels=3))
 
 
 def _tasks(tasks: Sequence[Mapping[str, Any]]) -> str:

@@ -59,6 +59,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "--embed-base",
         action="append_const",
+        default=[],
         dest="assignments",
         const="network.embed_base=true",
         help="put the weights of a frozen base into the model, so that it can be used without them",

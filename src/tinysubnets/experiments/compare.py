@@ -38,6 +38,12 @@ _COLUMNS = {
     "FWT": "forward_transfer",
 }
 
+_ROUTED = {  # measured without the task's name, in the same run
+    "class-IL": ("class-IL", "average_accuracy"),
+    "domain-IL": ("domain-IL", "average_accuracy"),
+    "task found": ("task_accuracy",),
+}
+
 
 @dataclass
 class Job:
@@ -200,18 +206,25 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
     if not any(folder.rglob("result.json")):
         return "no run was finished."
     groups = grouped(find_runs([folder]))
-    shown = [f"{c} %" for c in (*_COLUMNS, "file", "paper")]
+    routed = [t for t in _ROUTED if any(r.routed(*_ROUTED[t]) for g in groups for r in g.runs)]
+    shown = [f"{c} %" for c in (*_COLUMNS, *routed, "file", "paper")]
     headings, rows = ["method", "scenario type", *shown, "seconds"], []
     for group in sorted(
         groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].scenario_type)
     ):
         spreads = [_spread([r.metric(name) for r in group.runs]) for name in _COLUMNS.values()]
+        spreads += [_spread([r.routed(*_ROUTED[t]) for r in group.runs]) for t in routed]
         spreads += [_spread([r.capacity(v) for r in group.runs]) for v in ("file", "paper")]
         seconds = _spread([r.result.get("seconds") for r in group.runs])
         row = [group.method, group.runs[0].scenario_type]
         row += [_show(spread, 100.0) for spread in spreads] + [_show(seconds, 1.0)]
         rows.append(row)
     notes = ["mean ± standard deviation (runs)"]
+    if routed:
+        notes.append(
+            "class-IL, domain-IL: the same models without the task's name, by routing over all "
+            "tasks' networks; task found: how often it is the right one"
+        )
     kinds = {r.matrix_kind for g in groups for r in g.runs} - {"full"}
     notes += [
         f"--matrix {kind}: measured {MATRICES[kind]}; what needs more cells is –"

@@ -233,6 +233,8 @@ def summary(result: Mapping[str, Any]) -> str:
     head = f"{result['recipe']} by {result['method']}, seed {result['seed']}"
     head += f" ({result['scenario_type']})"
     blocks = [f"{head}\n{_headline(result)}", _matrix(result), _metrics(result)]
+    if result.get("without_task"):
+        blocks.append(_without_task(result["without_task"]))
     if result.get("divergence"):
         blocks.append(_banks(result["divergence"]["decisions"]))
     blocks.append(_ledger(result))
@@ -294,6 +296,19 @@ def _metrics(result: Mapping[str, Any]) -> str:
             for key, text in names.items()
         ]
     )
+
+
+def _without_task(found: Mapping[str, Any]) -> str:
+    """What the same model is worth when nobody tells the task."""
+    rows = []
+    for kind, text in (("class-IL", "task and class right"), ("domain-IL", "label right")):
+        if found.get(kind):
+            rows.append((f"{kind}: {text}", f"{100 * found[kind]['average_accuracy']:.2f} %"))
+    rows.append(("task found", f"{100 * found['task_accuracy']:.2f} %"))
+    if found.get("unknown"):
+        rows.append(("unknown inputs told, AUROC", f"{100 * found['unknown']['auroc']:.2f} %"))
+    title = f"without the task's name, by {found['rule']} of all {found['passes']} networks"
+    return f"{title}\n{text_table(rows)}"
 
 
 def _banks(decisions: Mapping[str, Mapping[str, Any]]) -> str:

@@ -232,6 +232,20 @@ class Run:
         value = self.result["metrics"].get(name)
         return None if value is None else float(value)
 
+    @property
+    def without_task(self) -> dict[str, Any]:
+        """What was measured without the task's name; empty where nothing was."""
+        found = self.result.get("without_task")
+        return found if isinstance(found, dict) else {}
+
+    def routed(self, *path: str) -> float | None:
+        """A number of `without_task` by its path, such as ("class-IL", "average_accuracy")."""
+        value: Any = self.without_task
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_number else None
+
     def capacity(self, view: str) -> float | None:
         """The size in one of the three views, over the dense float32 shared weights."""
         value = (self.result.get("capacity") or {}).get(view)

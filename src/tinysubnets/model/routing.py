@@ -175,10 +175,12 @@ class Gaussian:
 
     - `whiten`: lower-triangular [d, d]; it takes points to coordinates of variance 1.
     - `means`: [classes, d], there.
+    - `level`: the logarithm of the density at a mean, less a constant: that of its determinant.
     """
 
     whiten: Tensor
     means: Tensor
+    level: float
 
     @classmethod
     def fit(cls, points: Tensor, groups: Tensor, num_groups: int) -> Gaussian:
@@ -191,10 +193,11 @@ class Gaussian:
         rest = points - means[groups]
         covariance = rest.T @ rest / len(rest)
         # A floor that an input which never changes does not break.
-        level = covariance.trace() / dims
-        covariance += (SHRINKAGE * level + 1e-30) * torch.eye(dims, dtype=torch.float64)
+        variance = covariance.trace() / dims
+        covariance += (SHRINKAGE * variance + 1e-30) * torch.eye(dims, dtype=torch.float64)
         whiten = torch.linalg.inv(torch.linalg.cholesky(covariance))
-        return cls(whiten.float(), (means @ whiten.T).float())
+        level = float(whiten.diagonal().log().sum())
+        return cls(whiten.float(), (means @ whiten.T).float(), level)
 
     @property
     def dims(self) -> int:
@@ -214,17 +217,18 @@ class Gaussian:
             return None
         matrix = torch.eye(dims)
         matrix[_below(dims)] = below
-        return cls(logs.exp()[:, None] * matrix, means.reshape(-1, dims))
+        level = float(logs.double().sum())
+        return cls(logs.exp()[:, None] * matrix, means.reshape(-1, dims), level)
 
     def to(self, device: torch.device) -> Gaussian:
         """The same on a device."""
-        return Gaussian(self.whiten.to(device), self.means.to(device))
+        return replace(self, whiten=self.whiten.to(device), means=self.means.to(device))
 
     def log_density(self, points: Tensor) -> Tensor:
         """The logarithm of the density of points [n, d] at the nearest mean, less a constant."""
         white = points @ self.whiten.T
         squares = (white[:, None] - self.means).square().sum(2).amin(1)  # [n, classes] -> [n]
-        return self.whiten.diagonal().log().sum() - squares / 2
+        return self.level - squares / 2
 
 
 @dataclass(frozen=True)
@@ -326,17 +330,21 @@ def _halves(values: Any) -> Tensor:
     return rounded if bool(((rounded - exact).abs() <= 0.02).all()) else exact
 
 
-@lru_cache(maxsize=8)
 def projection(width: int, dims: int) -> Tensor:
     """A seeded projection of `width` values to fewer: signs [dims, width], over √width.
 
     The same on every machine, so that no model stores it.
     """
+    return torch.from_numpy(_signs(width, dims))
+
+
+@lru_cache(maxsize=8)
+def _signs(width: int, dims: int) -> np.ndarray:
     count = dims * width
     words = seeds.splitmix64(seeds.key("projection", width, dims), -(-count // 64))
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=count)
-    signs = torch.from_numpy(bits.astype(np.float32) * 2 - 1).reshape(dims, width)
-    return signs / math.sqrt(width)
+    signs = (bits.astype(np.float32) * 2 - 1).reshape(dims, width)
+    return np.asarray(signs / np.float32(math.sqrt(width)))
 
 
 # Scores.
@@ -591,10 +599,17 @@ def with_features(
     """
     weight = next(n for n in architecture.output if n.endswith("weight"))
     rows = projection(tensors[weight].shape[1], dims).to(tensors[weight])
-    wider = dict(tensors) | {weight: torch.cat([tensors[weight], rows])}
+    return with_rows(architecture, tensors, rows)
+
+
+def with_rows(
+    architecture: Architecture, tensors: Mapping[str, Tensor], rows: Tensor
+) -> dict[str, Tensor]:
+    """The tensors with more rows [dims, inputs of the head] behind those of the head's weight."""
+    wider = dict(tensors)
     for name in architecture.output:
-        if name != weight:
-            wider[name] = torch.cat([tensors[name], tensors[name].new_zeros(dims)])
+        more = rows if name.endswith("weight") else tensors[name].new_zeros(len(rows))
+        wider[name] = torch.cat([tensors[name], more])
     return wider
 
 

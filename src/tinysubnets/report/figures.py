@@ -54,7 +54,15 @@ class Figure:
 
 def of_run(run: Run) -> list[Figure]:
     """All pictures of one run; those of what was not recorded are left out."""
-    makers = (accuracy_matrix, per_task, ledger, learning_curves, divergence)
+    makers = (
+        accuracy_matrix,
+        per_task,
+        ledger,
+        learning_curves,
+        task_confusion,
+        confidences,
+        divergence,
+    )
     figures = [figure for figure in (make(run) for make in makers) if figure is not None]
     store = run.store()
     return figures + (of_model(store) if store is not None and store.tasks else [])
@@ -312,6 +320,66 @@ def divergence(run: Run) -> Figure | None:
         drawing,
         f"1 means: as alike as two halves of one task.{'' if threshold is None else limit} To the "
         "right, the bank that each task went to; the reasons are in the table below.",
+    )
+
+
+def task_confusion(run: Run) -> Figure | None:
+    """Which task's network answers for which task's inputs when nobody tells the task."""
+    names = _task_names(run)
+    counts = _counts({"confusion": run.without_task.get("confusion"), "classes": names})
+    if len(names) < 2 or not counts or len(counts[0]) != len(names):
+        return None
+    found, rule = run.routed("task_accuracy"), run.without_task.get("rule")
+    told = []
+    for kind, text in (("class-IL", "task and class"), ("domain-IL", "the label")):
+        share = run.routed(kind, "average_accuracy")
+        told += [] if share is None else [f"{text} right for {100 * share:.1f} % ({kind})"]
+    area = run.routed("unknown", "auroc")
+    strange = "" if area is None else f" Inputs of a task left out are told with AUROC {area:.2f}."
+    return Figure(
+        "task-confusion",
+        "Without the task's name",
+        confusion_map("tasks taken for each other", counts, names),
+        f"Rows: inputs of a task. Columns: the task whose network claimed them, by {rule}, among "
+        f"all {len(names)}. Right for {100 * (found or 0):.1f} % of inputs; {', '.join(told)}."
+        f"{strange}",
+    )
+
+
+def confidences(run: Run) -> Figure | None:
+    """How sure the choice of a task was, where it was right and where it was not."""
+    table = run.without_task.get("confidence")
+    kinds = ("edges", "right", "wrong")
+    if not isinstance(table, dict) or not all(isinstance(table.get(k), list) for k in kinds):
+        return None
+    edges, right, wrong = (table[k] for k in kinds)
+    if not len(right) == len(wrong) == len(edges) - 1 or not sum(right) + sum(wrong):
+        return None
+    total, high = sum(right) + sum(wrong), max(map(sum, zip(right, wrong, strict=True)))
+    drawing = Drawing(WIDTH, 220, "confidence of the choice of a task")
+    frame = Frame(46, 34, WIDTH - 6, 166, (0.0, 1.0), (0.0, 105.0 * high / total))
+    frame.draw_y(drawing, "share of inputs, %", 4)
+    for low, end, good, bad in zip(edges, edges[1:], right, wrong, strict=False):
+        x, width, base = frame.x(low) + 1, frame.x(end) - frame.x(low) - 2, 0.0
+        for count, color, word in ((good, "accent", "right"), (bad, "warm", "wrong")):
+            share = 100.0 * count / total
+            top, bottom = frame.y(base + share), frame.y(base)
+            note = f"confidence {low:g} to {end:g}, {word}: {count:,} inputs"
+            if count:
+                drawing.rect(x, top, width, max(0.6, bottom - top), color, note=note)
+            base += share
+    frame.draw_x(drawing, [(e, f"{e:g}") for e in edges[::2]], "probability of the chosen task")
+    for place, (color, word) in enumerate((("accent", "task found"), ("warm", "another task"))):
+        drawing.rect(WIDTH - 210 + 110 * place, 4, 10, 10, color, rx=2)
+        drawing.text(WIDTH - 195 + 110 * place, 13, word)
+    half = len(right) // 2
+    sure = sum(right[half:]) / max(1, sum(right[half:]) + sum(wrong[half:]))
+    return Figure(
+        "confidences",
+        "How sure the choice of a task is",
+        drawing,
+        f"All inputs by the probability that their chosen task had. Above 0.5 it is the right one "
+        f"for {100 * sure:.1f} %.",
     )
 
 

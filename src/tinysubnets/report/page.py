@@ -133,6 +133,7 @@ def tiles(group: Group) -> list[dict[str, str]]:
             deviation = f"± {spread.std * 100:.{digits}f}, {spread.count} runs"
             detail = deviation if spread.count > 1 else ""
             out.append(_tile(label, f"{spread.mean * 100:.{digits}f}", unit, detail))
+    out += _without_task(group)
     size, dense = group.spread(lambda r: r.size_bytes), dense_bytes(group.runs[0])
     if size:
         instead = f"instead of {size_text(dense)}" if dense else ""
@@ -142,6 +143,22 @@ def tiles(group: Group) -> list[dict[str, str]]:
     banks = len({t["bank"] for t in tasks if t.get("bank") is not None})
     many = f"{banks} bank{'s' if banks != 1 else ''}" if banks else ""
     return [*out, _tile("tasks", str(len(tasks)), "", many)]
+
+
+def _without_task(group: Group) -> list[dict[str, str]]:
+    """The tile of what the models are worth without the task's name, where that was measured."""
+    found = group.spread(lambda r: r.routed("task_accuracy"))
+    shares = {
+        "domain-IL": group.spread(lambda r: r.routed("domain-IL", "average_accuracy")),
+        "class-IL": group.spread(lambda r: r.routed("class-IL", "average_accuracy")),
+    }
+    if found is None or group.runs[0].scenario_type != "task-IL":
+        return []
+    for kind, share in shares.items():
+        if share is not None:
+            detail = f"{kind}, task found {found.mean * 100:.1f} %"
+            return [_tile("without the task's name", f"{share.mean * 100:.1f}", "%", detail)]
+    return []
 
 
 def _tile(label: str, value: str, unit: str = "", detail: str = "") -> dict[str, str]:
@@ -166,6 +183,8 @@ def _size(group: Group) -> str:
 GROUP_COLUMNS = (  # what matters stands first: a phone shows the first columns only
     Column("method", "name", lambda g: g.method),
     Column("accuracy, %", "n strong", _mean(lambda r: r.metric("average_accuracy"), 2, 100)),
+    Column("class-IL, %", "n", _mean(lambda r: r.routed("class-IL", "average_accuracy"), 2, 100)),
+    Column("domain-IL, %", "n", _mean(lambda r: r.routed("domain-IL", "average_accuracy"), 2, 100)),
     Column("size", "n", _size),
     Column("file, % of dense", "n", _mean(lambda r: r.capacity("file"), 1, 100)),
     Column(
