@@ -59,6 +59,7 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "--embed-base",
         action="append_const",
+        default=[],
         dest="assignments",
         default=[],
         const="network.embed_base=true",
