@@ -59,7 +59,6 @@ def _add_run(commands: Any) -> None:
     run.add_argument(
         "--embed-base",
         action="append_const",
-        default=[],
         dest="assignments",
         default=[],
         const="network.embed_base=true",
