@@ -421,10 +421,7 @@ def bases(folder: Path) -> list[tuple[str, Model, Any]]:
     for kind, tasks, block in (("named", 1, 1), ("named", 4, 3), ("own", 4, 1)):
         name = f"fresh-{kind}-{tasks}-{block}"
         paths[name] = models.store(kind, tasks, block).save(folder / name)
-    return [
-        (name, opened(path), models.own_network() if "own" in name else None)
-        for name, path in paths.items()
-    ]
+    return [(name, opened(path), models.network_of(name)) for name, path in paths.items()]
 
 
 def run(seconds: float, seed: int, first: int = 0, count: int | None = None) -> int:

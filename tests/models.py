@@ -62,10 +62,34 @@ def own_network() -> nn.Module:
     )
 
 
+def kernel_network() -> nn.Module:
+    """A network with kernels of two sizes, and a matrix between them and the head."""
+    return nn.Sequential(
+        OrderedDict(
+            one=nn.Conv2d(2, 6, 3),
+            two=nn.Conv2d(6, 8, 3, bias=False),
+            relu=nn.ReLU(),
+            three=nn.Conv2d(8, 4, 1),
+            flat=nn.Flatten(),
+            four=nn.Linear(16, 12),
+            fc=nn.Linear(12, 3),
+        )
+    )
+
+
+def network_of(name: str) -> nn.Module | None:
+    """The network of a model that is called by its kind, where it is not one of the package."""
+    if "kernels" in name:
+        return kernel_network()
+    return own_network() if "own" in name or "whole" in name else None
+
+
 def architecture(kind: str = "named") -> Architecture:
     """The package's smallest network with its name recorded, or a user's own."""
-    if kind == "own":
-        return Architecture(own_network())
+    if kind != "named":
+        net = network_of(kind)
+        assert net is not None
+        return Architecture(net)
     settings = {"in_features": 6, "hidden": [12, 10], "classes": 3}
     record = {"network": "mlp", "settings": settings, "head": "fc"}
     return Architecture(networks.build("mlp", **settings), rebuild=record)
@@ -237,6 +261,30 @@ def without(
             for n, s in kept.items()
         }
     }
+
+
+def kernel_store() -> SubnetStore:
+    """A store of one-bit differences whose weights come in kernels, their signs alike there."""
+    made = SubnetStore(architecture("kernels"), settings=SETTINGS, seed=SEED)
+    for number in range(4):
+        rng = np.random.default_rng(4000 + number)
+        layout = made.layout
+        masks, values = [], []
+        for spec, width in zip(layout.shared, layout.kernels, strict=True):
+            kept = np.repeat(rng.random(spec.numel // width) < (0.5, 0.2)[number > 0], width)
+            masks.append(kept & (rng.random(spec.numel) < 0.8))
+            signs = np.repeat(rng.choice([-1.0, 1.0], spec.numel // width), width)
+            signs *= np.where(rng.random(spec.numel) < 0.05, -1, 1)
+            values.append(signs * (1 + 0.01 * rng.random(spec.numel)) / 8)
+        mask = torch.from_numpy(np.concatenate(masks))
+        flat = torch.from_numpy(np.concatenate(values)).float()
+        own = tuple(code(flat[i:j][mask[i:j]], 1) for i, j in layout.segments)
+        changes = {} if not number else {"bank": NO_BANK, "reference": number - 1}
+        add_task(
+            made, 4 + number, packed_mask=PackedMask.of(mask), own=own, bits=1,
+            sample=Sample(torch.float32, (2, 6, 6)), **changes,
+        )  # fmt: skip
+    return made
 
 
 def reference_store() -> SubnetStore:

@@ -144,9 +144,12 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         new = expand(mask & ~owned, blocks)
         parts = [new] if task.get("codebooks") else np.split(new, np.cumsum(sizes)[:-1])
         codes, books = Bytes(sections["codes", place]), Bytes(sections["codebooks", place])
-        if new.any():
+        if new.any() and (config["format"] == 1 or books.take(1)[0] == 0):
             found = [read_values(codes, read_form(books), int(p.sum())) for p in parts]
             bank["values"][new] = np.concatenate(found)
+        elif new.any():
+            kernels = [kernel(shape) for _, shape in shared]
+            bank["values"][new] = alike(codes, books, parts, follows(new, sizes, kernels))
         assert not codes.data and not books.data
         bank["masks"].append(mask)
         bank["owned"] |= mask
@@ -166,6 +169,33 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
             named[number] = private(config, task, sections, place, base, near)
             out |= named[number]
         yield out
+
+
+def alike(codes: Bytes, books: Bytes, parts: list[np.ndarray], follow: np.ndarray) -> np.ndarray:
+    """Own weights whose codebooks are all full and of one width."""
+    form = books.take(1)[0]
+    counts = [int(p.sum()) for p in parts if p.any()]
+    wide = bit_stream(books.take(-(-len(counts) // 8))) if form & 1 else [0] * len(counts)
+    books_of = [books.floats(2 ** (form >> 1), wide[i]) for i in range(len(counts))]
+    indices = indices_of(codes.take(len(codes.data)), form >> 1, sum(counts), follow)
+    ends = np.cumsum(counts)
+    lists = np.split(indices, ends[:-1])
+    return np.concatenate([book[one] for book, one in zip(books_of, lists, strict=True)])
+
+
+def kernel(shape: list[int]) -> int:
+    trailing = math.prod(shape[2:])
+    return trailing if len(shape) > 2 and 2 <= trailing <= 64 else 1
+
+
+def follows(new: np.ndarray, sizes: list[int], kernels: list[int]) -> np.ndarray:
+    """Which of the new weights are in the kernel of the new weight before."""
+    owners: list[tuple[int, int]] = []
+    for place, (part, width) in enumerate(
+        zip(np.split(new, np.cumsum(sizes)[:-1]), kernels, strict=True)
+    ):
+        owners += [(place, int(w) // width) for w in np.flatnonzero(part)]
+    return np.array([i > 0 and owners[i] == owners[i - 1] for i in range(len(owners))])
 
 
 def read_base(config: dict[str, Any], sections: Any) -> dict[str, np.ndarray]:
@@ -311,10 +341,21 @@ def read_values(data: Bytes, form: tuple[int, int, np.ndarray | None], count: in
 
 
 def coded_indices(data: Bytes, bits: int, count: int) -> np.ndarray:
-    coded = data.take(data.varint())
+    return indices_of(data.take(data.varint()), bits, count)
+
+
+def indices_of(coded: bytes, bits: int, count: int, follow: Any = None) -> np.ndarray:
     tag, body = coded[0], coded[1:]
     if tag == 0:
         return planes(body, bits, count)
+    if tag == 3:
+        num_first = count - int(follow.sum())
+        first = iter(planes(body[: -(-num_first // 8)], 1, num_first))
+        changes = iter(flips(body[-(-num_first // 8) :], count - num_first))
+        signs: list[int] = []
+        for does in follow:
+            signs.append(int(next(changes)) ^ signs[-1] if does else int(next(first)))
+        return np.array(signs)
     symbols = np.frombuffer(zlib.decompress(body, -15), np.uint8)
     each = 8 // bits if tag == 1 else 1
     codes = np.stack([symbols >> (bits * i) & ((1 << bits) - 1) for i in range(each)], 1)

@@ -194,6 +194,11 @@ def test_a_store_of_another_method_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_settings_of_another_version_are_named(tmp_path: Path) -> None:
     store = models.store(tasks=1)
+    store.settings = {"method": "tsn", "training": {}}
+    store.save(tmp_path / "none")
+    with pytest.raises(FormatError, match="'tsn'"):
+        TinySubNets.resume(tmp_path / "none")
+    store.saved_as = None
     store.settings = {"tsn": {"seed": 0, "wisdom": 3}}
     store.save(tmp_path)
     with pytest.raises(FormatError, match="wisdom"):

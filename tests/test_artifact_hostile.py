@@ -509,6 +509,33 @@ def test_lies_in_the_routing_are_found(number: int, small: Path, tmp_path: Path)
         check(forged(small, change, tmp_path / "model.safetensors"))
 
 
+BOOKS = [
+    b"",
+    b"\x02" + bytes(20),  # neither each by itself nor alike
+    b"\x01",
+    b"\x01\x00",  # codes of no bits
+    b"\x01\x22" + bytes(1 << 17),  # codes of 17
+    b"\x01\x08" + bytes(20),  # centroids that are not there
+    b"\x01\x02" + bytes(9),  # one byte more than two codebooks have
+    b"\x01\x03" + bytes(4),  # which are wide?
+    b"\x01\x03\xff" + bytes(16),  # a third of two is wide
+]
+
+
+@pytest.mark.parametrize("number", range(len(BOOKS)))
+@pytest.mark.usefixtures("cheap")
+def test_lies_about_codebooks_are_found(number: int, small: Path, tmp_path: Path) -> None:
+    if opened(small)[0]["format"] == 1:
+        pytest.skip("format 1 has other codebooks")
+
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        sections["codebooks"][0] = BOOKS[number]
+        sections["codes"][0] = b"\0" + bytes(len(sections["codes"][0]))
+
+    with pytest.raises(DamageError):
+        check(forged(small, change, tmp_path / "model.safetensors"))
+
+
 GRIDS = [
     ("heads", b"\x40"),
     ("heads", b"\x40\x0b\x80" + bytes(40)),  # too many bits of mantissa
@@ -590,7 +617,7 @@ def test_a_bank_has_few_masks_made_from_scores(tmp_path: Path) -> None:
             if task:
                 sections["codes"][task] = sections["codebooks"][task] = b""
         values = bytes(2 * store.layout.num_weights)
-        sections["codes"][0], sections["codebooks"][0] = values, bytes(2)
+        sections["codes"][0], sections["codebooks"][0] = values, bytes(3)
 
     with pytest.raises(DamageError, match="more than 3 masks refer to scores"):
         check(forged(path, change, tmp_path / "forged"))

@@ -44,6 +44,7 @@ from tinysubnets.format.sections import (
     MAX_REFERENCE,
     raw_bytes,
     read_coded_mask,
+    read_first_own,
     read_first_tensors,
     read_memory,
     read_own,
@@ -112,11 +113,19 @@ def sections_of(store: SubnetStore) -> Sections:
     out: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
     entries = store.entries()
     numbers = {s.number: s.task_params for s in entries if s.name}
+    owned: dict[int, Any] = {}  # by bank: what the entries so far own, at one bit per block
     for subnet in entries:
         coded = subnet.coded_mask
         if coded is None:
             raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
-        codes, books = write_own(subnet.own)
+        mask = subnet.packed_mask.bits
+        follows = None
+        if any(c.bits == 1 for c in subnet.own):
+            new = weight_positions(store.layout, mask & ~owned.get(subnet.bank, np.uint8(0)))
+            follows = store.layout.follows_in_kernel(new)
+        if subnet.bank != NO_BANK:
+            owned[subnet.bank] = owned.get(subnet.bank, np.uint8(0)) | mask
+        codes, books = write_own(subnet.own, follows)
         heads, task_params = b"", b""
         if subnet.name:
             other = None if subnet.reference is None else numbers.get(subnet.reference)
@@ -326,6 +335,23 @@ def read_settings(file: ModelFile) -> dict[str, Any]:
     return settings if not isinstance(method, str) else {"method": method} | settings
 
 
+def weight_positions(layout: Layout, packed: np.ndarray) -> np.ndarray:
+    """Where the weights of some blocks stand in the flat vector; one bit per block."""
+    if not layout.is_identity:
+        blocks = torch.from_numpy(unpack_mask(packed, layout.num_blocks))
+        return np.flatnonzero(layout.expand(blocks).numpy())
+    # Mostly they are few: look at the bytes that hold some, not at every bit. In pieces, since
+    # positions are large beside the values they are for.
+    where = np.flatnonzero(packed != 0)
+    kind = np.int32 if layout.num_weights < 1 << 31 else np.int64
+    pieces = [np.empty(0, kind)]
+    for start in range(0, len(where), _PIECE):
+        piece = where[start : start + _PIECE]
+        bits = np.flatnonzero(np.unpackbits(packed[piece], bitorder="little").view(np.bool_))
+        pieces.append((piece[bits >> 3] * 8 + (bits & 7)).astype(kind))
+    return np.concatenate(pieces)
+
+
 class _GrowingBank:
     """A bank being read: its values, its owned set, and the masks that others are coded against.
 
@@ -347,19 +373,7 @@ class _GrowingBank:
     def new_weights(self, packed: np.ndarray) -> np.ndarray:
         """The positions of the weights that a mask takes and nobody owns yet."""
         new = packed if self.number == NO_BANK else packed & ~self.owned
-        if not self.layout.is_identity:
-            blocks = torch.from_numpy(unpack_mask(new, self.layout.num_blocks))
-            return np.flatnonzero(self.layout.expand(blocks).numpy())
-        # Mostly few are new: look at the bytes that hold some, not at every bit. In pieces, since
-        # positions are large beside the values they are for.
-        where = np.flatnonzero(new != 0)
-        kind = np.int32 if self.layout.num_weights < 1 << 31 else np.int64
-        pieces = [np.empty(0, kind)]
-        for start in range(0, len(where), _PIECE):
-            piece = where[start : start + _PIECE]
-            bits = np.flatnonzero(np.unpackbits(new[piece], bitorder="little").view(np.bool_))
-            pieces.append((piece[bits >> 3] * 8 + (bits & 7)).astype(kind))
-        return np.concatenate(pieces)
+        return weight_positions(self.layout, new)
 
     def finished(self, wanted_only: bool) -> Bank:
         """The bank; with nothing in it but the wanted weights where only those are asked for."""
@@ -456,7 +470,10 @@ class _Walk:
             ends = np.searchsorted(new, self._stops) if not entry.one_codebook else [len(new)]
             counts = np.diff(ends, prepend=0).tolist()
         data = self.file.section("codes", place), self.file.section("codebooks", place)
-        own = read_own(data, counts)
+        if self.file.version == 1:
+            own = read_first_own(data, counts)
+        else:
+            own = read_own(data, counts, self.layout, new)
         if len(new) and entry.bank != NO_BANK:
             bank.values[new] = torch.cat([c.decode() for c in own]).numpy()
         return own

@@ -6,6 +6,10 @@ of a code, 0 where the values stand as themselves; bit 0 is set where centroids 
 bits instead of 16. A codebook follows its form byte: the number of centroids less one as a varint,
 and the centroids. Codes stand behind their length; values that stand as themselves have none.
 
+Where all codebooks of a task's own shared weights are full and of one width, they have one form:
+then follow a bit for each that says whether its centroids take 32 bits, if any do, and the
+centroids; and the codes of all are one list.
+
 Values on a grid, of task-specific parameters alone, have a form byte of 64, or of 65 where they are
 coded as differences from those of another task; then the bits of mantissa, the floor plus 128, and
 the integers (`coding.grids`). Tensors of one kind, that is of one last name, come together, and are
@@ -31,9 +35,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tinysubnets.coding.bits import MAX_CODE_BITS, RAW_DEFLATE
+from tinysubnets.coding.bits import (
+    MAX_CODE_BITS,
+    RAW_DEFLATE,
+    pack_bits,
+    packed_size,
+    unpack_bits,
+)
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.coding.grids import (
@@ -49,10 +60,12 @@ from tinysubnets.errors import ArtifactError, DamageError
 from tinysubnets.format.container import parse
 from tinysubnets.model.mask_references import MAX_MAGNITUDE
 from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodebookTensor, CodedMask
+from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.divergence import InputStatistics
 
 Memory = InputStatistics | Tensor | None
 
+EACH, ALIKE = range(2)  # codebooks: each with a form of its own, or one for all
 GRID, DIFFERENCE = 64, 65  # forms of values on a grid: as they are, and against another task's
 MAX_REFERENCE = 1 << 20  # of a mask: far more than a bank has tasks
 NOTHING, GAUSSIAN, HISTOGRAM, SAMPLES = range(4)  # kinds of memory
@@ -82,23 +95,128 @@ RECORD_TYPES: Mapping[str, Any] = {  # what is known of a task beside its tensor
 # Values.
 
 
-def write_own(own: Sequence[CodebookTensor]) -> tuple[bytes, bytes]:
-    """The codes and the codebooks of a task's own shared weights, a section each."""
+def write_own(
+    own: Sequence[CodebookTensor], follows: NDArray[np.bool_] | None = None
+) -> tuple[bytes, bytes]:
+    """The codes and the codebooks of a task's own shared weights, a section each.
+
+    - `follows`: which of these weights are in the kernel of the one before; for codes of one bit.
+    """
+    if not any(len(c) for c in own):  # a task that adds nothing stores nothing
+        return b"", b""
     codes, books = Writer(), Writer()
+    books.byte(EACH)
     for coded in own:
         write_form(books, coded)
         write_codes(codes, coded)
-    if not any(len(c) for c in own):  # a task that adds nothing stores nothing
-        return b"", b""
-    return codes.bytes(), books.bytes()
+    candidates = [(codes.bytes(), books.bytes())]
+    if (alike := _alike(own)) is not None:
+        candidates.append(_write_alike(alike, follows))
+    return min(candidates, key=lambda sections: sum(map(len, sections)))
 
 
-def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[CodebookTensor, ...]:
-    """The own weights of a task, `counts` of them per codebook."""
+def _alike(own: Sequence[CodebookTensor]) -> list[CodebookTensor] | None:
+    """The own weights with full codebooks of one width, all that are not empty; None if not.
+
+    Values that are fewer than a codebook has centroids stand as themselves, and get one here.
+    """
+    widths = {c.bits for c in own if c.codes is not None}
+    if len(widths) != 1:
+        return None
+    width, out = widths.pop(), []
+    for coded in own:
+        if coded.codes is None and 0 < len(coded) <= 2**width:
+            values, codes = torch.unique(coded.values, return_inverse=True)
+            last = values[-1:].expand(2**width - len(values))
+            coded = CodebookTensor(torch.cat([values, last]), codes.to(torch.uint8), width)
+        elif len(coded) <= 2**width or len(coded.values) < 2**width:
+            if len(coded):
+                return None
+        if len(coded):
+            out.append(coded)
+    return out
+
+
+def _write_alike(
+    own: Sequence[CodebookTensor], follows: NDArray[np.bool_] | None
+) -> tuple[bytes, bytes]:
+    """The codes of all codebooks as one list, and the codebooks without a form each."""
+    books, width = Writer(), own[0].bits
+    wide = np.array([c.value_bits == 32 for c in own])
+    books.byte(ALIKE)
+    books.byte(width << 1 | bool(wide.any()))
+    if wide.any():
+        books.raw(pack_bits(wide))
+    for coded in own:
+        books.floats(coded.values, coded.value_bits)
+    codes = np.concatenate([c.codes.numpy() for c in own if c.codes is not None])
+    return encode_codes(codes, width, follows), books.bytes()
+
+
+def read_own(
+    data: tuple[bytes, bytes],
+    counts: Sequence[int],
+    layout: Layout,
+    positions: NDArray[np.integer],
+) -> tuple[CodebookTensor, ...]:
+    """The own weights of a task, `counts` of them per codebook; see `write_own`.
+
+    - `positions`: where these weights stand in the flat vector of the layout.
+    """
     if not any(counts):
-        if data[0] or data[1]:
-            raise DamageError("codes for a task that owns no weight.")
-        return (CodebookTensor(torch.zeros(0)),) * len(counts)
+        return _none(data, len(counts))
+    books = Reader(data[1], "codebooks")
+    kind = books.byte()
+    if kind == EACH:
+        return read_first_own((data[0], books.rest()), counts)
+    if kind != ALIKE:
+        raise books.damage(f"unknown order {kind} of codebooks.")
+    return _read_alike(data[0], books, counts, layout, positions)
+
+
+def _read_alike(
+    data: bytes,
+    books: Reader,
+    counts: Sequence[int],
+    layout: Layout,
+    positions: NDArray[np.integer],
+) -> tuple[CodebookTensor, ...]:
+    form = books.byte()
+    width, filled = form >> 1, len(counts) - counts.count(0)
+    if not 1 <= width <= MAX_CODE_BITS:
+        raise books.damage(f"codes of {width} bits; allowed are 1 to {MAX_CODE_BITS}.")
+    follows = layout.follows_in_kernel(positions) if width == 1 else None
+    codes = decode_codes(data, width, sum(counts), follows)
+    codes = codes.astype(np.uint8 if width <= 8 else np.int32, copy=False)
+    wide = np.zeros(filled, np.bool_)
+    if form & 1:
+        wide = unpack_bits(books.raw(packed_size(filled)), filled)
+    widths = iter(np.where(wide, 32, 16).tolist())
+    out, start = [], 0
+    for count in counts:
+        if not count:
+            out.append(CodebookTensor(torch.zeros(0)))
+            continue
+        centroids = books.floats(2**width, next(widths))
+        own = torch.from_numpy(codes[start : start + count].copy())
+        coded = CodebookTensor(centroids, own, width)
+        out.append(coded if count > 2**width else CodebookTensor(coded.decode()))
+        start += count
+    books.done()
+    return tuple(out)
+
+
+def _none(data: tuple[bytes, bytes], num: int) -> tuple[CodebookTensor, ...]:
+    """What a task without own weights has of `num` codebooks: nothing, and no bytes."""
+    if data[0] or data[1]:
+        raise DamageError("codes for a task that owns no weight.")
+    return (CodebookTensor(torch.zeros(0)),) * num
+
+
+def read_first_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[CodebookTensor, ...]:
+    """Own weights each of whose codebooks has a form of its own, as in format 1."""
+    if not any(counts):
+        return _none(data, len(counts))
     codes, books = Reader(data[0], "codes"), Reader(data[1], "codebooks")
     out = [read_codes(codes, read_form(books), count) for count in counts]
     codes.done()

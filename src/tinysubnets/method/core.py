@@ -510,7 +510,7 @@ class MaskedLearner(ABC):
         record = config.override(config.modernized(store.settings), assignments)
         try:
             return cls._from_record(store, record, device)
-        except (SettingError, TypeError) as error:
+        except (SettingError, TypeError, KeyError) as error:
             if assignments and isinstance(error, SettingError):
                 raise  # it names the setting, and most likely the assignment is what is wrong
             raise FormatError(f"the recorded settings are not of this version: {error}") from error
