@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import codebooks, many_tasks, parallel, pruning, runs, serving, steps
+from benchmarks import codebooks, many_tasks, parallel, pruning, routing, runs, serving, steps
 
 Row = dict[str, Any]
 
@@ -60,6 +60,8 @@ def _all(device: torch.device, quick: bool, data: str | None) -> dict[str, Any]:
     table["codebook"] = codebooks.against_sklearn
     table["pruning mlp"] = lambda: pruning.share_of_training("mlp", 256, device)
     table["many tasks"] = lambda: many_tasks.thousandth_task(count(200, 1000))
+    for network, num in (("mlp", count(20, 100)), ("alexnet", count(3, 15))):
+        table[f"routing {network}"] = partial(routing.over_one_task, network, device, num)
     large = ("permuted-mnist", "split-cifar100", "tiny-imagenet")
     for scenario in large if gpu else ("permuted-digits",):
         table[f"run {scenario}"] = partial(runs.share_of_training, scenario, device.type, data)

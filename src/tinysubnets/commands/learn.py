@@ -12,8 +12,10 @@ from tinysubnets.commands.model import (
     add_net,
     add_task,
     command,
+    given_base,
     own_network,
     saved,
+    show_report,
     told,
     writable,
 )
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 def add_parsers(subparsers: Any) -> None:
     """Add the commands."""
-    learn = command(subparsers, "learn", "add one more task to a model", _learn)
+    text = "add one more task to a model; with --base, begin a new one over a pretrained network"
+    learn = command(subparsers, "learn", text, _learn)
     add_task(learn)
     learn.add_argument(
         "--data",
@@ -66,6 +69,18 @@ def add_parsers(subparsers: Any) -> None:
         "--keep-anyway", action="store_true", help="keep a task even if it is at chance level"
     )
     learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    learn.add_argument(
+        "--size",
+        type=int,
+        metavar="PIXELS",
+        help="the side that images are brought to (default: as earlier tasks, or as the base says)",
+    )
+    learn.add_argument("--head", metavar="NAME", help="of a new model: the network's last layer")
+    learn.add_argument(
+        "--embed-base",
+        action="store_true",
+        help="put the base's weights into the model, so that it can be used without them",
+    )
     add_net(learn)
     command(subparsers, "undo", "take back the task that `tsn learn` added last", _undo)
 
@@ -82,11 +97,19 @@ def _undo(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from tinysubnets.datasets.user_files import read_task
+    from tinysubnets.format import model_path
     from tinysubnets.method.base import check_name
     from tinysubnets.method.learner import TinySubNets
 
-    learner, store = _resumed(options)
+    is_new = not model_path(options.model).exists() and options.base is not None
+    learner = _new_learner(options) if is_new else _resumed(options)
+    store = learner.store
+    if store is None:
+        raise MismatchError(
+            f"this model was made by {learner.name}, a baseline with one dense network; `tsn "
+            "learn` adds tasks to models of subnets. From Python its learner goes on by "
+            "resume(folder)."
+        )
     # All before data are decoded and anything is learned in vain.
     if options.replace:
         store.subnet(options.task)
@@ -95,12 +118,11 @@ def _learn(options: argparse.Namespace) -> int:
     isolated = options.isolated or (options.replace and store.subnet(options.task).isolated)
     if isolated and not isinstance(learner, TinySubNets):
         raise MismatchError(f"--isolated: {learner.name} keeps all tasks in the same banks.")
+    if options.embed_base:
+        store.embed_base_()
     file, target = _target(options, store)
-    before = file.stat().st_size
-    samples = [s.sample for s in store.subnets.values()]
-    if options.replace:
-        samples.append(store.subnet(options.task).sample)
-    task, parts = read_task(options.task, options.data, samples, learner.settings.seed)
+    before = file.stat().st_size if file.exists() else 0
+    task, parts = _read_task(options, store, learner.settings.seed)
     _introduce(learner, task)
     old = _set_aside(store, task) if options.replace else None
     if isinstance(learner, TinySubNets):
@@ -115,39 +137,114 @@ def _learn(options: argparse.Namespace) -> int:
     if found.is_at_chance and not options.keep_anyway:
         print(_at_chance(found, file), file=sys.stderr)
         return 1
-    path = saved(store, target, with_backup=target == file.parent)
-    report, after = learner.reports[task.name], path.stat().st_size
-    print(
-        f"bank {report.bank} ({for_terminal(report.reason)}); {report.bits} bits\n"
-        f"{path}: {before:,} -> {after:,} bytes ({after - before:+,})"
-    )
-    if target == file.parent:
+    in_place = target == file.parent and before > 0
+    path = saved(store, target, with_backup=in_place)
+    after = path.stat().st_size
+    show_report(learner.reports[task.name])
+    print(f"{path}: {before:,} -> {after:,} bytes ({after - before:+,})")
+    if in_place:
         print(f"back to the model before: tsn undo {options.model}")
     return 0
 
 
-def _resumed(options: argparse.Namespace) -> tuple[Learner, SubnetStore]:
+def _resumed(options: argparse.Namespace) -> Learner:
     """The learner of the model, with the settings given and those that fit few samples."""
     from tinysubnets.experiments import methods
 
-    made_by = methods.made_by(options.model)
-    overrides = [_placed(a, str(made_by)) for a in options.assignments]
+    if options.head is not None:
+        raise SettingError("--head is for a new model; this one has its head.")
+    overrides = [_placed(a, str(methods.made_by(options.model))) for a in options.assignments]
 
     def resumed(assignments: list[str]) -> Learner:
-        net = own_network(options)
-        return methods.resume(options.model, net, device=options.device, overrides=assignments)
+        return methods.resume(
+            options.model,
+            own_network(options),
+            device=options.device,
+            overrides=assignments,
+            base=given_base(options),
+        )
 
     learner = resumed(overrides)
-    if learner.store is None:
-        raise MismatchError(
-            f"this model was made by {made_by}, a baseline with one dense network; `tsn learn` "
-            "adds tasks to models of subnets. From Python its learner goes on by resume(folder)."
-        )
     fitting = _fitting(learner, {a.partition("=")[0].strip() for a in overrides})
-    if fitting:
-        learner = resumed([*overrides, *fitting])
-    assert learner.store is not None
-    return learner, learner.store
+    return resumed([*overrides, *fitting]) if learner.store is not None and fitting else learner
+
+
+def _new_learner(options: argparse.Namespace) -> Learner:
+    """A learner that begins a model over the base that the command line names."""
+    from torch import nn
+
+    from tinysubnets import config, networks
+    from tinysubnets.experiments.recipe import fitting_few_samples
+    from tinysubnets.method.learner import TinySubNets
+    from tinysubnets.nn.architecture import Architecture
+
+    if options.replace:
+        raise SettingError(f"--replace: there is no model at {options.model} yet.")
+    base = given_base(options)
+    if not isinstance(base, nn.Module):
+        if options.net is None:
+            raise SettingError(
+                f"--base {options.base} is a file of weights; say which network they are for: "
+                f"--base NAME --weights {options.base}."
+            )
+        base = networks.pretrained(options.net, options.base)
+    architecture = Architecture(base, options.head, base="frozen")
+    given = [_placed(a, TinySubNets.name) for a in options.assignments]
+    tables = config.override(fitting_few_samples(), given)
+    if strange := sorted(tables.keys() - {TinySubNets.name, "training", "pruning"}):
+        known = (TinySubNets.name, "training", "pruning")
+        raise SettingError(unknown("table of settings", strange[0], known))
+    learner = TinySubNets(
+        architecture,
+        training=tables.get("training"),
+        pruning=tables.get("pruning"),
+        device=options.device,
+        **tables.get(TinySubNets.name, {}),
+    )
+    known_base, expected = learner.store.base, architecture.expected_inputs
+    assert known_base is not None
+    print(
+        f"a new model over {for_terminal(known_base.name)}: {architecture.num_shared:,} shared "
+        f"weights, SHA-256 {known_base.sha256[:16]}…; head {architecture.head!r}"
+        + (f"; trained on {expected}" if expected is not None else "")
+    )
+    return learner
+
+
+def _read_task(
+    options: argparse.Namespace, store: SubnetStore, seed: int
+) -> tuple[Task, dict[str, Part]]:
+    """The task in the data that the command line names, in the form of earlier ones or the base's.
+
+    Over a base all tasks are normalized alike: as the base was trained, or as the first task.
+    """
+    import torch
+
+    from tinysubnets.datasets.user_files import read_task
+    from tinysubnets.model.subnet import Sample
+
+    samples = [s.sample for s in store.subnets.values()]
+    if options.replace:
+        samples.append(store.subnet(options.task).sample)
+    expected, normalization = store.architecture.expected_inputs, None
+    if store.settings.get("base") == "frozen":
+        learned = next(iter(store.subnets.values()), None)
+        normalization = None if learned is None else learned.normalization
+        if normalization is None and expected is not None:
+            normalization = expected.normalization
+    is_folder = Path(options.data).suffix != ".npz"
+    if options.size is not None and not is_folder:
+        raise SettingError("--size is for folders of images; arrays are taken as they are.")
+    if options.size is not None and options.size < 1:
+        raise SettingError(f"--size {options.size}: give a number of pixels, at least 1.")
+    known = [s for s in samples if s is not None and len(s.shape) == 3]
+    channels = known[-1].shape[0] if known else 3 if expected is None else expected.channels
+    size = options.size
+    if size is None and not known and expected is not None:
+        size = expected.size
+    if size is not None and is_folder:
+        samples.append(Sample(torch.uint8, (channels, size, size)))
+    return read_task(options.task, options.data, samples, seed, normalization)
 
 
 def _fitting(learner: Learner, given: set[str]) -> list[str]:
@@ -172,10 +269,10 @@ def _target(options: argparse.Namespace, store: SubnetStore) -> tuple[Path, Path
     """The model file, and the folder that the new model is saved in, which is looked at now."""
     from tinysubnets.format import model_path
 
-    if options.out is None:
-        file = writable(options.model)
-        return file, file.parent
-    file, target = model_path(options.model), Path(options.out)
+    if options.out is None and not model_path(options.model).exists():
+        store.reserve(options.model)  # of a new model; makes the folder
+    file = model_path(options.model)
+    target = file.parent if options.out is None else Path(options.out)
     if target.exists() and target.resolve() == file.parent.resolve():
         return writable(options.model), file.parent
     store.reserve(target)

@@ -51,9 +51,22 @@ def add_task(parser: argparse.ArgumentParser) -> None:
 
 
 def add_net(parser: argparse.ArgumentParser) -> None:
-    """Let the command take the user's own network."""
+    """Let the command take the user's own network, and a base."""
     parser.add_argument(
-        "--net", metavar="MODULE:FUNCTION", help="builds your own network, where it is one"
+        "--net",
+        metavar="MODULE:FUNCTION",
+        help="builds your own network, where it is one; or timm:NAME, torchvision:NAME",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="NAME|FILE",
+        help="the pretrained network that tasks are learned over, with its weights: timm:NAME, "
+        "torchvision:NAME, MODULE:FUNCTION, or a network of the package; or its weights in a file",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="with --base NAME: its weights, .safetensors or .pth, instead of fetched ones",
     )
 
 
@@ -64,6 +77,26 @@ def own_network(options: argparse.Namespace) -> nn.Module | None:
     from tinysubnets import networks
 
     return networks.build(options.net)
+
+
+def given_base(options: argparse.Namespace) -> nn.Module | str | None:
+    """The base that the command line names: a network with its weights, or a file of them."""
+    from tinysubnets import networks
+
+    if options.base is None:
+        if options.weights is not None:
+            raise SettingError("--weights goes with --base NAME, the network that they are for.")
+        return None
+    if networks.is_name(options.base):
+        return networks.pretrained(options.base, options.weights)
+    if options.weights is not None:
+        raise SettingError(f"--weights with --base {options.base}: give --base the network's name.")
+    if not Path(options.base).is_file():
+        raise SettingError(
+            f"--base {options.base}: neither a file of weights nor the name of a network, such as "
+            f"timm:resnet18, my_package.models:build, or one of {', '.join(networks.names())}."
+        )
+    return str(options.base)
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -185,15 +218,18 @@ def _verify(options: argparse.Namespace) -> int:
     from tinysubnets import format as artifact
 
     try:
-        checked = artifact.check(options.model, own_network(options))
+        checked = artifact.check(options.model, own_network(options), given_base(options))
     except ArtifactError as error:
-        if options.net is not None and isinstance(error, MismatchError):
+        given = options.net is not None or options.base is not None
+        if given and isinstance(error, MismatchError):
             raise  # the network that was given is wrong, not the file
         print(f"tsn: {options.model}: {for_terminal(str(error), keep=LINE_END)}", file=sys.stderr)
         return 1
     network = "network rebuilt"
     if not checked.is_rebuilt:
         network = "network not at hand (your own; give it with --net to check that it fits)"
+    if checked.without_base:
+        network += f"; {len(checked.without_base)} tasks not put together: give their --base"
     print(
         f"fine: {checked.file_bytes:,} bytes, {checked.num_sections} sections, "
         f"{checked.num_tasks} tasks, every hash right, everything decoded; {network}."
@@ -201,12 +237,18 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def _predict(options: argparse.Namespace) -> int:
+def _loaded(options: argparse.Namespace, task: str | None = None) -> SubnetStore:
+    """The model that the command line names, with the network and base that it gives."""
     from tinysubnets.model.store import SubnetStore
 
+    base = given_base(options)
+    return SubnetStore.load(options.model, own_network(options), task=task, base=base)
+
+
+def _predict(options: argparse.Namespace) -> int:
     if options.task is not None and (options.among or options.together):
         raise SettingError("--among and --together find the task; --task names it already.")
-    store = SubnetStore.load(options.model, own_network(options), task=options.task)
+    store = _loaded(options, options.task)
     if options.task is None:
         return _predict_routed(store, options)
     names, inputs = _read_inputs(store, [options.task], options.files)
@@ -277,10 +319,8 @@ def _read_inputs(
 
 
 def _rename(options: argparse.Namespace) -> int:
-    from tinysubnets.model.store import SubnetStore
-
     file = writable(options.model)
-    store = SubnetStore.load(options.model, own_network(options))
+    store = _loaded(options)
     store.rename(options.old, options.new)
     old, new = for_terminal(options.old), for_terminal(options.new)
     print(f"{saved(store, file.parent)}: {old!r} is now called {new!r}")
@@ -288,11 +328,9 @@ def _rename(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from tinysubnets.model.store import SubnetStore
-
     file = writable(options.model)
     before = file.stat().st_size
-    store = SubnetStore.load(options.model, own_network(options))
+    store = _loaded(options)
     later = store.learned_beside(options.task) if options.exact else ()
     if later:
         names = ", ".join(map(for_terminal, later))
@@ -372,14 +410,13 @@ def saved(store: SubnetStore, folder: Path, *, with_backup: bool = False) -> Pat
 
 def _export(options: argparse.Namespace) -> int:
     from tinysubnets.format import onnx as export
-    from tinysubnets.model.store import SubnetStore
 
     suffix = Path(options.out).suffix
     if suffix not in (".onnx", ".pt2"):
         raise SettingError(f"{options.out}: write to a file that ends in .onnx or .pt2.")
     if options.int8 and options.data is None:
         raise SettingError("--int8 needs --data: images per class or .npz to calibrate with.")
-    store = SubnetStore.load(options.model, own_network(options), task=options.task)
+    store = _loaded(options, options.task)
     if options.all_tasks:
         return _export_all(store, options)
     if suffix == ".pt2":
@@ -500,6 +537,27 @@ def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:
 # Tables.
 
 
+def show_report(report: Any) -> None:
+    """Print what learning a task came to, rung by rung where it climbed a ladder."""
+    from tinysubnets.model.subnet import NO_BANK
+
+    if not report.rungs:
+        where = report.reason if report.bank == NO_BANK else f"bank {report.bank} ({report.reason})"
+        print(f"{for_terminal(where)}; {report.bits} bits")
+        return
+    rows = [
+        (
+            rung.name,
+            "climbed" if rung.taken else "not worth it",
+            _percent(rung.valid_accuracy),
+            "" if not place else f"{rung.gain:+.2f}",
+            f"{rung.extra_bytes:,}",
+        )
+        for place, rung in enumerate(report.rungs)
+    ]
+    print(text_table(rows, ("rung", "", "valid. acc.", "gain, points", "more bytes"), num_labels=2))
+
+
 def show_model(found: Mapping[str, Any]) -> None:
     """Print what `format.inspect` found."""
     ledger, masks, room = found["ledger"], found["masks"], found["room"]
@@ -510,6 +568,12 @@ def show_model(found: Mapping[str, Any]) -> None:
         f"{for_terminal(str(named))}, {found['num_weights']:,} shared weights "
         f"({4 * found['num_weights']:,} bytes dense), one mask bit per {_block(found['block'])}"
     )
+    if (base := found["base"]) is not None:
+        held = "its weights are in the file" if base["embedded"] else "its weights are not in it"
+        print(
+            f"base {for_terminal(base['name'])} ({for_terminal(base['source'])}), SHA-256 "
+            f"{base['sha256']}; {held}"
+        )
     print(f"\ntasks\n{_tasks(found['tasks'])}")
     if len(found["tensors"]) <= MAX_TENSORS:
         print(f"\nshared tensors\n{_tensors(found['tensors'])}")
@@ -563,23 +627,26 @@ def show_routed(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _tasks(tasks: Sequence[Mapping[str, Any]]) -> str:
-    labels = ("task", "classes", "mask coded against")
-    numbers = ("bank", "bits", "density", "new weights", "valid. acc.", "bytes")
-    rows = [
-        (
-            task["name"],
-            _names(task["classes"]),
-            task["mask_against"],
-            str(task["bank"]),
-            str(task["bits"]),
-            f"{task['density']:.4f}",
-            f"{task['new_weights']:,}",
-            "" if task["valid_accuracy"] is None else _percent(task["valid_accuracy"]),
-            f"{task['bytes']:,}",
-        )
-        for task in tasks
-    ]
-    return text_table(rows, (*labels, *numbers), num_labels=len(labels))
+    columns: dict[str, list[str]] = {
+        "task": [t["name"] for t in tasks],
+        "classes": [_names(t["classes"]) for t in tasks],
+        "mask coded against": [t["mask_against"] for t in tasks],
+    }
+    if any(t["added_to"] for t in tasks):
+        columns["added to"] = [t["added_to"] or "" for t in tasks]
+    num_labels = len(columns)
+    columns |= {
+        "bank": ["" if t["bank"] < 0 else str(t["bank"]) for t in tasks],
+        "bits": [str(t["bits"]) for t in tasks],
+        "density": [f"{t['density']:.4f}" for t in tasks],
+        "new weights": [f"{t['new_weights']:,}" for t in tasks],
+        "valid. acc.": [
+            "" if t["valid_accuracy"] is None else _percent(t["valid_accuracy"]) for t in tasks
+        ],
+        "bytes": [f"{t['bytes']:,}" for t in tasks],
+    }
+    rows = list(zip(*columns.values(), strict=True))
+    return text_table(rows, tuple(columns), num_labels=num_labels)
 
 
 def _tensors(tensors: Sequence[Mapping[str, Any]]) -> str:

@@ -21,6 +21,7 @@ from tinysubnets.datasets.loaders import (
 from tinysubnets.errors import DataError, TaskError
 from tinysubnets.model.subnet import Sample, Subnet
 from tinysubnets.tasks.checks import as_tensor, check_finite
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
@@ -131,15 +132,26 @@ def read_folder(
 
 
 def read_task(
-    name: str, data: str, samples: Sequence[Sample | None], seed: int
+    name: str,
+    data: str,
+    samples: Sequence[Sample | None],
+    seed: int,
+    normalization: Normalization | None = None,
 ) -> tuple[Task, dict[str, Part]]:
-    """A task from a folder or an .npz, with inputs like those the model knows, and its parts."""
+    """A task from a folder or an .npz, with inputs like those the model knows, and its parts.
+
+    - `normalization`: that of a pretrained network, where its channels fit; else it is fitted.
+    """
     known = [s for s in reversed(samples) if s is not None]
     if Path(data).suffix != ".npz":
         # Of tasks learned from pixels and from other numbers, images are to be like the former.
         known.sort(key=lambda s: s.dtype != torch.uint8)
     parts = read_parts(data, known[0] if known else None, name)
     train, valid, test = parts["train"], parts.get("valid"), parts.get("test")
+    is_fitting = normalization is not None and train.inputs.dtype == np.uint8
+    is_fitting = is_fitting and train.inputs.ndim == 4
+    if normalization is None or not is_fitting or train.inputs.shape[1] != len(normalization.mean):
+        normalization = None
     task = Task.from_arrays(
         name,
         train.inputs,
@@ -147,6 +159,7 @@ def read_task(
         valid=0.1 if valid is None else (valid.inputs, valid.labels),
         test=None if test is None else (test.inputs, test.labels),
         seed=seed,
+        normalization=normalization or "auto",
     )
     return task, parts
 

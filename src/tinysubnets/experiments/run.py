@@ -39,7 +39,7 @@ from tinysubnets.experiments.metrics import (
     measure_row,
     share_right,
 )
-from tinysubnets.experiments.recipe import Plan, Recipe, build_architecture
+from tinysubnets.experiments.recipe import Plan, Recipe, as_expected, build_architecture
 from tinysubnets.experiments.routing import without_task
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors
@@ -213,7 +213,7 @@ class Experiment:
         self.learner.restore_(*checkpoint.learned)
         numbers = checkpoint.numbers
         for index in range(len(numbers["matrix"])):  # joint training keeps all data, this none
-            self.learner.revisit_(self.scenario.task(index))
+            self.learner.revisit_(as_expected(self.scenario.task(index), self.learner))
         self.matrix, self.notes = [list(row) for row in numbers["matrix"]], list(numbers["notes"])
         self._seconds = float(numbers["seconds"])
         self._learned_is_saved = True
@@ -221,7 +221,7 @@ class Experiment:
 
     def _learn(self, index: int) -> Iterator[Event]:
         """One task from its first or resumed epoch to its row of the accuracy matrix."""
-        task = self.scenario.task(index)
+        task = as_expected(self.scenario.task(index), self.learner)
         yield from self._begin_task(task)
         assert self._trainer is not None
         trainer = self._trainer
@@ -326,6 +326,8 @@ class Experiment:
         folder = self.folder.path / "model"
         # Of a process that was killed between its model and its result.
         shutil.rmtree(folder, ignore_errors=True)
+        if self.plan.recipe.network.get("embed_base") and self.learner.store is not None:
+            self.learner.store.embed_base_()
         with friendly_os_errors(self.folder.path):
             return self.learner.save(folder).stat().st_size
 

@@ -33,6 +33,7 @@ from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.model.subnet import Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.checks import Label, as_tensor, is_tokens
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.sources import batches, is_dataset
 from tinysubnets.tasks.task import Split, Task
 from tinysubnets.training.precision import arithmetic
@@ -45,11 +46,12 @@ if TYPE_CHECKING:
 PARTS = {"energy": 1.0, "inputs": 0.3, "features": 0.3}
 RULES = ("energy", "entropy")  # beside what tasks keep: these need nothing that is kept
 FIT_SAMPLES, VALID_SAMPLES = 5000, 2000  # training data of a Gaussian; validation data
-CALIBRATION_SAMPLES, CALIBRATION_TASKS = 1000, 16  # what weights are fitted to, and against
+CALIBRATION_SAMPLES, CALIBRATION_TASKS = 1000, 8  # what weights are fitted to, and against
 PRIOR = 0.01  # how strongly fitted weights are held, in nats per squared logarithm
 SHRINKAGE = 0.02  # of a covariance, to the mean of its variances
 BITS = 5  # of what stands below the diagonal of a whitening matrix, and of class means
-BATCH, CHUNK = 500, 4096  # samples in a pass, and that all tasks see before the next
+BATCH = 500  # samples in a pass
+CHUNK_BYTES = 1 << 25  # of raw inputs that all tasks see before the next are read
 MAX_DIMS = 256
 
 
@@ -333,9 +335,10 @@ def _halves(values: Any) -> Tensor:
 def projection(width: int, dims: int) -> Tensor:
     """A seeded projection of `width` values to fewer: signs [dims, width], over √width.
 
-    The same on every machine, so that no model stores it.
+    The same on every machine, so that no model stores it. No more than `dims` values stay as they
+    are.
     """
-    return torch.from_numpy(_signs(width, dims))
+    return torch.from_numpy(_signs(width, dims)) if dims < width else torch.eye(width)
 
 
 @lru_cache(maxsize=8)
@@ -407,8 +410,8 @@ class Router:
         self.store, self.subnets, self.stacked = store, list(subnets), stacked
         self.records: list[Record] = []
         self.weights: dict[str, float] = {rule or "energy": 1.0}
-        read = [Record.read(s.routing) for s in self.subnets] if rule is None else []
-        records = [r.to(store.device) for r in read if r is not None]
+        read = [store.record(s) for s in self.subnets] if rule is None else []
+        records = [r for r in read if r is not None]
         shared = [p for p in PARTS if _have(records, p)]
         if records and len(records) == len(self.subnets) and shared:
             self.records = records
@@ -416,6 +419,8 @@ class Router:
             seen = [r for s, r in zip(self.subnets, records, strict=True) if not s.isolated]
             self.weights = {p: (seen or records)[-1].weights[p] for p in shared}
         self.rule = " + ".join(self.weights)
+        # The last batch as a network saw it: the next task often normalizes alike.
+        self._last: tuple[Normalization, Tensor, Tensor] | None = None
 
     @property
     def whole(self) -> bool:
@@ -428,13 +433,13 @@ class Router:
         *,
         batch_size: int,
         shortlist: int | None = None,
-        check_scale: bool = False,
+        answers: bool = True,
     ) -> Claims:
         """What the tasks say to raw inputs, batch by batch.
 
         - `shortlist`: ask only the networks of so many tasks per input: those with the largest
           density of inputs.
-        - `check_scale`: refuse pixels that were scaled already.
+        - `answers`: whether classes are wanted as well; else they are 0.
         """
         if shortlist is not None and ("inputs" not in self.weights or shortlist < 1):
             raise TaskError(
@@ -442,8 +447,8 @@ class Router:
                 "keep the routing part 'inputs'."
             )
         found = [
-            self._chunk(chunk, shortlist)
-            for chunk in _chunks(batches(inputs, batch_size), check_scale, self.subnets)
+            self._chunk(chunk, shortlist, answers)
+            for chunk in _chunks(batches(inputs, batch_size), self.subnets)
         ]
         empty = torch.zeros(0, len(self.subnets))
         nothing = Claims(dict.fromkeys(self.weights, empty), empty.long(), empty)
@@ -451,7 +456,7 @@ class Router:
 
     @arithmetic("float32", deterministic=True)
     @torch.no_grad()
-    def _chunk(self, chunk: Sequence[Tensor], shortlist: int | None) -> Claims:
+    def _chunk(self, chunk: Sequence[Tensor], shortlist: int | None, with_answers: bool) -> Claims:
         """The claims on some batches: every task is decoded once for all of them."""
         size, count = sum(map(len, chunk)), len(self.subnets)
         parts = {n: torch.full((size, count), -math.inf) for n in self.weights}
@@ -467,9 +472,11 @@ class Router:
             for column, (logits, features) in zip(columns, outputs, strict=True):
                 for name in (n for n in parts if n != "inputs"):
                     parts[name][rows, column] = self._part(name, column, logits, features).cpu()
-                chance = logits.softmax(1).max(1)
-                answers[rows, column] = chance.indices.cpu()
-                probability[rows, column] = chance.values.cpu()
+                if with_answers:
+                    chance = logits.softmax(1).max(1)
+                    answers[rows, column] = chance.indices.cpu()
+                    probability[rows, column] = chance.values.cpu()
+        self._last = None
         return Claims(parts, answers, probability)
 
     def _densities(self, raw: Tensor) -> Tensor:
@@ -523,9 +530,17 @@ class Router:
         subnet, (tensors, dims) = self.subnets[group[0]], networks[0]
 
         def one(raw: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-            return [_divided(self.store.outputs(subnet, tensors, raw), dims)]
+            seen = self._seen(subnet.normalization, raw)
+            return [_divided(self.store.outputs(subnet, tensors, raw, seen), dims)]
 
         return one
+
+    def _seen(self, normalization: Normalization, raw: Tensor) -> Tensor:
+        """A raw batch as a network sees it."""
+        last = self._last
+        if last is None or last[0] != normalization or last[1] is not raw:
+            last = self._last = normalization, raw, normalization(raw.to(self.store.device))
+        return last[2]
 
     def _network(self, column: int) -> tuple[dict[str, Tensor], int]:
         """A task's tensors, with rows for the projected features where they are wanted."""
@@ -620,18 +635,14 @@ def has_features(architecture: Architecture) -> bool:
     return type(layer) is nn.Linear and names <= {"weight", "bias"} and "weight" in names
 
 
-def _chunks(
-    given: Iterator[Tensor], check_scale: bool, subnets: Sequence[Subnet]
-) -> Iterator[list[Tensor]]:
+def _chunks(given: Iterator[Tensor], subnets: Sequence[Subnet]) -> Iterator[list[Tensor]]:
     """Batches of raw inputs, checked, some at a time."""
     chunk: list[Tensor] = []
     for raw in given:
         for subnet in subnets:
             subnet.check_inputs(raw)
-            if check_scale:
-                subnet.check_scale(raw)
         chunk.append(raw)
-        if sum(map(len, chunk)) >= CHUNK:
+        if sum(r.numel() * r.element_size() for r in chunk) >= CHUNK_BYTES:
             yield chunk
             chunk = []
     if chunk:
@@ -701,13 +712,17 @@ def route(
     shortlist: int | None,
     stacked: bool,
     batch_size: int,
+    answers: bool = False,
 ) -> tuple[Routing, Claims, list[Subnet]]:
-    """The scores of the tasks that inputs may belong to; see `SubnetStore.route`."""
+    """The scores of the tasks that inputs may belong to; see `SubnetStore.route`.
+
+    - `answers`: whether the claims tell classes as well.
+    """
     if together and shortlist is not None:
         raise TaskError("shortlist and together: inputs of one task are told by all networks.")
     subnets, inputs = candidates(store, inputs, among)
     router = Router(store, subnets, rule, stacked=stacked)
-    claims = router.claims(inputs, batch_size=batch_size, shortlist=shortlist)
+    claims = router.claims(inputs, batch_size=batch_size, shortlist=shortlist, answers=answers)
     return decide(router, claims, together), claims, subnets
 
 
@@ -761,6 +776,7 @@ def predict(
         shortlist=None,
         stacked=False,
         batch_size=batch_size,
+        answers=True,
     )
     chosen = torch.from_numpy(routing.chosen)[:, None]
     answers = claims.answers.gather(1, chosen)[:, 0].tolist()
@@ -832,10 +848,13 @@ def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: i
         flat = raw.flatten(1).float()
         points = flat @ projection(flat.shape[1], dims).T
         return Gaussian.fit(points, torch.zeros_like(labels), 1)
-    wider = with_features(store.architecture, store.tensors(subnet.name), dims)
+    wider, num = (
+        with_features(store.architecture, store.tensors(subnet.name), dims),
+        task.num_classes,
+    )
     with torch.no_grad(), arithmetic("float32", deterministic=True):
-        parts = [store.outputs(subnet, wider, r)[:, -dims:].cpu() for r in raw.split(BATCH)]
-    return Gaussian.fit(torch.cat(parts), labels, task.num_classes)
+        parts = [store.outputs(subnet, wider, r)[:, num:].cpu() for r in raw.split(BATCH)]
+    return Gaussian.fit(torch.cat(parts), labels, num)
 
 
 def _claims(store: SubnetStore, subnets: Sequence[Subnet], raw: Tensor) -> Claims:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
-from tinysubnets.model.bank import Bank, Base
+from tinysubnets.model.bank import Bank, Base, BaseSource
 from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
 from tinysubnets.model.removal import Removal, remove_, union
-from tinysubnets.model.routing import Prediction, Routing, route
+from tinysubnets.model.routing import Prediction, Record, Routing, route
 from tinysubnets.model.routing import predict as predict_routed
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import (
@@ -89,6 +89,7 @@ class SubnetStore:
         self.decoded_bytes = DECODED_BYTES
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
+        self._records: dict[str, tuple[Subnet, Record | None]] = {}  # read when first routed
 
     def __repr__(self) -> str:
         return (
@@ -147,7 +148,7 @@ class SubnetStore:
     def _check_place(self, subnet: Subnet) -> None:
         """Refuse a subnet whose bank or reference it may not use."""
         others = self.entries()
-        if subnet.reference == BASE and self.base is None:
+        if (subnet.reference == BASE or subnet.adds_to_base) and self.base is None:
             raise TaskError(f"task {subnet.name!r} refers to a base, and the store has none.")
         if subnet.reference is None and subnet.bank == NO_BANK:
             raise TaskError(f"task {subnet.name!r} has neither a bank nor a reference.")
@@ -290,13 +291,33 @@ class SubnetStore:
 
     def _forget(self) -> None:
         """Drop what was made of subnets that are no longer the same."""
-        self._decoded, self._by_number = (), {}
+        self._decoded, self._by_number, self._records = (), {}, {}
+
+    def record(self, subnet: Subnet) -> Record | None:
+        """What a task keeps to recognize its inputs, on the store's device; None if nothing."""
+        known, record = self._records.get(subnet.name, (None, None))
+        if known is not subnet:
+            record = Record.read(subnet.routing)
+            record = record and record.to(self.device)
+            self._records[subnet.name] = subnet, record
+        return record
+
+    def needs_base(self, task: str | None = None) -> bool:
+        """Whether a task, or any of all, cannot be used without the values of the base."""
+        entries = self.entries() if task is None else self.chain(self.subnet(task))
+        return any(s.reference == BASE or s.adds_to_base or s.from_base() for s in entries)
 
     def _base_values(self) -> Mapping[str, Tensor]:
-        if self.base is None or self.base.values is None:
-            name = "a base" if self.base is None else f"the base {self.base.name!r}"
-            raise TaskError(f"the values of {name} are needed, and the model does not hold them.")
-        return self.base.values
+        base = self.base
+        if base is None:
+            raise TaskError("the values of a base are needed, and the store has none.")
+        if base.values is None:
+            raise TaskError(
+                f"the values of the base {base.name!r} ({base.source}, SHA-256 {base.sha256}) are "
+                "needed, and the model does not hold them. Give the network with its pretrained "
+                "weights, or a file of them: load(…, base=…), or --base on the command line."
+            )
+        return base.values
 
     def base_weights(self) -> Tensor:
         """The shared weights of the base, flat."""
@@ -313,6 +334,9 @@ class SubnetStore:
         tensors = self.architecture.split(self.weights(task)) | subnet.task_tensors()
         for name in subnet.from_base():
             tensors[name] = self._base_values()[name]
+        if subnet.adds_to_base:
+            base = self._base_values()
+            tensors |= {n: base[n] + tensors[n] for n in subnet.task_params if n in base}
         tensors |= self.architecture.constants
         decoded = {n: t.to(self.device) for n, t in tensors.items()}
         size = sum(t.numel() * t.element_size() for t in decoded.values())
@@ -345,13 +369,21 @@ class SubnetStore:
             raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
         return torch.cat(parts) if parts else torch.empty(0, len(subnet.classes))
 
-    def outputs(self, subnet: Subnet, tensors: Mapping[str, Tensor], raw: Tensor) -> Tensor:
+    def outputs(
+        self,
+        subnet: Subnet,
+        tensors: Mapping[str, Tensor],
+        raw: Tensor,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         """What the network gives for one batch of a task's raw inputs, on the store's device.
 
         - `tensors`: all that the network needs, by name.
+        - `seen`: the batch as the network sees it, where it was normalized already.
         """
         try:
-            return self.architecture(tensors, subnet.normalization(raw.to(self.device)))
+            seen = subnet.normalization(raw.to(self.device)) if seen is None else seen
+            return self.architecture(tensors, seen)
         except (RuntimeError, IndexError, ValueError) as error:
             raise TaskError(
                 f"the network of task {subnet.name!r} cannot take {raw.dtype} inputs of shape "
@@ -535,6 +567,13 @@ class SubnetStore:
 
         return artifact.save(self, folder, overwrite=overwrite, with_backup=with_backup)
 
+    def embed_base_(self) -> None:
+        """Put the base's values into every file that is saved from now on, for use without it."""
+        if self.base is None:
+            raise TaskError("the model has no base that could be embedded.")
+        self._base_values()
+        self.base = replace(self.base, embedded=True)
+
     def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Check now that the model can be saved in a folder later, before anything is trained.
 
@@ -553,14 +592,18 @@ class SubnetStore:
         *,
         task: str | None = None,
         device: torch.device | str = "cpu",
+        base: BaseSource | None = None,
     ) -> SubnetStore:
         """The model in a folder; `task` loads only what that one task needs.
 
-        Networks of this package are rebuilt by name; your own is given again as `net`.
+        - `net`: your own network again; networks of this package are rebuilt by name. Where the
+          model was learned over a base that it does not hold, `net` has its pretrained weights.
+        - `base`: these weights by themselves: a network or its tensors by name, a file of them, or
+          the name of a network, such as "timm:resnet18".
         """
         from tinysubnets import format as artifact
 
-        return artifact.load(folder, net, task, device)
+        return artifact.load(folder, net, task, device, base)
 
     def push_to_hub(
         self, repo: str, *, private: bool | None = None, token: str | None = None
@@ -580,11 +623,14 @@ class SubnetStore:
         device: torch.device | str = "cpu",
         revision: str | None = None,
         token: str | None = None,
+        base: BaseSource | None = None,
     ) -> SubnetStore:
         """The model in a repository of the Hugging Face Hub; see `load`."""
         from tinysubnets import format as artifact
 
-        return artifact.pull(repo, net, task=task, device=device, revision=revision, token=token)
+        return artifact.pull(
+            repo, net, task=task, device=device, revision=revision, token=token, base=base
+        )
 
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:

@@ -24,6 +24,7 @@ from torch import nn
 from tinysubnets.errors import ArtifactError, TaskError, TinySubNetsError
 from tinysubnets.format import ModelFile, limits, model_path, read_contents
 from tinysubnets.format.folder import store_of
+from tinysubnets.model.bank import BaseSource
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.serving.metrics import Metrics
 
@@ -50,6 +51,7 @@ class Models:
 
     - `where`: a model folder, the folder of a finished run, or a model file.
     - `net`: the user's own network, where it is one.
+    - `base`: the base that tasks were learned over, where the file does not hold it.
     - `device`: where networks run.
     - `memory_bytes`: what tasks that stay decoded for their next use may take.
     - `say`: told of each file that is taken over or refused.
@@ -60,12 +62,13 @@ class Models:
         where: str | os.PathLike[str],
         *,
         net: nn.Module | None = None,
+        base: BaseSource | None = None,
         device: torch.device | str = "cpu",
         memory_bytes: int = 1 << 29,
         metrics: Metrics | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._where, self._net, self._device = where, net, device
+        self._where, self._net, self._base, self._device = where, net, base, device
         self._memory_bytes, self._say = memory_bytes, say
         self.metrics = metrics or Metrics()
         self._stamp = _stamp(model_path(where))
@@ -76,7 +79,9 @@ class Models:
     def _load(self) -> Served:
         with limits.guarded(), ModelFile(model_path(self._where)) as file:
             contents = read_contents(file)
-            store = store_of(contents, self._net, self._device)
+            store = store_of(contents, self._net, self._device, self._base)
+            if store.needs_base():
+                store.base_weights()  # to miss it now, not when somebody asks
             store.saved_as = file.identity
             store.decoded_bytes = self._memory_bytes
             sizes = {}

@@ -37,7 +37,11 @@ PATIENCE = 6  # epochs without a lower validation loss after which "plateau" hal
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one epoch did: mean training loss, validation, the last learning rate, the time."""
+    """What one epoch did: mean training loss, validation, the last learning rate, the time.
+
+    - `stage`: which part of learning it belongs to, such as a rung of a ladder; empty where there
+      is but one. Epochs are counted over all of them, as far as they have begun.
+    """
 
     task: str
     epoch: int
@@ -48,6 +52,7 @@ class EpochReport:
     lr: float
     seconds: float
     is_best: bool
+    stage: str = ""
 
 
 @dataclass
@@ -285,9 +290,15 @@ class Training:
         samples: int = BATCHNORM_SAMPLES,
         precision: str = "float32",
     ) -> Tensor:
-        """What `evaluate` counts, [2]; BatchNorm statistics are those of so many `samples`."""
-        architecture = self.unwrapped.architecture
-        own = recalibrate_batchnorm(architecture, tensors, self.train, samples, precision=precision)
+        """What `evaluate` counts, [2]; BatchNorm statistics are those of so many `samples`.
+
+        Those of a frozen base stay as they are.
+        """
+        architecture, own = self.unwrapped.architecture, tensors
+        if self.unwrapped.recalibrates:
+            own = recalibrate_batchnorm(
+                architecture, tensors, self.train, samples, precision=precision
+            )
         return count_correct(architecture, own, self.valid, precision=precision)
 
     def captured(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
