@@ -308,9 +308,10 @@ def _read_inputs(
     from tinysubnets.datasets.user_files import read_files
 
     subnets = [store.subnet(task) for task in tasks]
-    samples = {s.sample: s for s in reversed(subnets)}
-    if len(samples) > 1:
-        kinds = [f"{s.name}: {k.shape if k else 'unknown'}" for k, s in samples.items()]
+    samples = {(s.sample, str(s.preprocessing)): s for s in reversed(subnets)}
+    has_images = any(Path(file).suffix != ".npz" for file in files)
+    if len(samples) > 1 and (has_images or len({s.sample for s in subnets}) > 1):
+        kinds = [f"{s.name}: {k.shape if k else 'unknown'}" for (k, _), s in samples.items()]
         raise SettingError(
             f"tasks take inputs of several kinds ({'; '.join(kinds)}); name those that it may be "
             "by --among, or the one by --task."
@@ -499,10 +500,11 @@ def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[Part, Par
 
     Measured are the test data where there are some; else both are all data.
     """
-    from tinysubnets.datasets.user_files import read_parts
+    from tinysubnets.datasets.user_files import read_parts, recorded_preprocessing
 
     subnet = store.subnet(options.task)
-    parts = read_parts(options.data, subnet.sample, options.task)
+    done = recorded_preprocessing(subnet)
+    parts = read_parts(options.data, subnet.sample, options.task, done and done.for_any_size())
     measured = _mixed(parts.get("test", parts["train"]), subnet, options.data)
     return measured, _mixed(parts["train"], subnet, options.data) if "test" in parts else measured
 

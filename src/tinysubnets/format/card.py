@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from tinysubnets.errors import DataError
 from tinysubnets.model.size import Entry, Ledger
+from tinysubnets.tasks.preprocessing import Preprocessing
 from tinysubnets.text import for_markdown
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
+
+MAX_CHANNELS = 4  # whose means and deviations are shown
 
 
 def model_card(store: SubnetStore, ledger: Ledger) -> str:
@@ -40,10 +44,38 @@ def model_card(store: SubnetStore, ledger: Ledger) -> str:
             f"{subnet.bits} | {store.density(name):.4f} | {shown} | "
             f"{ledger.tasks[name].total / 8:,.0f} |"
         )
+    lines += _inputs(store)
     lines += ["", "| part | bytes |", "|---|---|"]
     lines += [f"| {f.name} | {getattr(ledger.total, f.name) / 8:,.0f} |" for f in fields(Entry)]
     lines += [f"| file | {ledger.file_bytes:,} |", "", *_usage(store), ""]
     return "\n".join(lines)
+
+
+def _inputs(store: SubnetStore) -> list[str]:
+    """What raw inputs look like and how pictures become them, once for all tasks alike."""
+    alike: dict[str, list[str]] = {}
+    for name, subnet in store.subnets.items():
+        if subnet.sample is None:
+            continue
+        shape = "x".join(map(str, subnet.sample.shape))
+        text = f"{str(subnet.sample.dtype).removeprefix('torch.')} of {shape}"
+        if subnet.preprocessing is not None:
+            try:
+                text += f", from pictures: {Preprocessing.from_dict(subnet.preprocessing)}"
+            except DataError:
+                text += f", from pictures: {_cell(str(dict(subnet.preprocessing)))}"
+        scale = subnet.normalization
+        if 0 < len(scale.mean) <= MAX_CHANNELS:
+            means, stds = (", ".join(f"{v:.4g}" for v in part) for part in (scale.mean, scale.std))
+            text += f"; normalized inside by mean {means} and deviation {stds}"
+        alike.setdefault(text, []).append(_cell(name))
+    if not alike:
+        return []
+    lines = ["", "| tasks | raw inputs |", "|---|---|"]
+    for text, names in alike.items():
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        lines.append(f"| {shown} | {text} |")
+    return lines
 
 
 def _about_base(store: SubnetStore) -> list[str]:

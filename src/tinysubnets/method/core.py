@@ -383,6 +383,7 @@ class SubnetTrainer:
         self.core.check_entries(self._entries, self.task)
         coded, accuracy = work.task_params(compressed, self.task_params)
         work.check_finite(compressed, coded)
+        preprocessing = self.task.preprocessing
         subnet = Subnet(
             name=self.task.name,
             classes=self.task.classes,
@@ -399,6 +400,7 @@ class SubnetTrainer:
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
             isolated=self.isolated,
+            preprocessing=None if preprocessing is None else preprocessing.as_dict(),
             reference=self.reference,
             adds_to_base=over_base,
         )

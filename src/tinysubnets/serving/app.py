@@ -355,7 +355,8 @@ def _task_of(served: Served, name: Any) -> Subnet:
 
 def _like(subnets: Sequence[Subnet], what: str) -> Subnet:
     """One of the tasks that an input may be of, which all take the same kind of inputs."""
-    kinds = {_inputs_of(s) and str(_inputs_of(s)): s for s in subnets}
+    are_pictures = what == "pictures"  # which become inputs as each task has recorded
+    kinds = {str((_inputs_of(s), are_pictures and s.preprocessing)): s for s in subnets}
     if len(kinds) != 1:
         problem = "no task takes" if not kinds else "tasks of different inputs could take"
         raise HTTPException(422, f"{problem} {what}; name the task.")
