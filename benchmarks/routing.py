@@ -171,6 +171,8 @@ class Learned:
         sample = self.store.subnet(self.store.tasks[0]).sample
         assert sample is not None and len(sample.shape) == 3, "images are needed"
         given = load_set(name, "test", self.root)
+        if given.inputs.shape[-1] > sample.shape[-1]:
+            given = load_set(name, "test", self.root, size=sample.shape[-1])
         inputs = np.asarray(fit(given.inputs[:UNKNOWN_SAMPLES], sample.shape[0], sample.shape[1]))
         strange = self.store.route(torch.from_numpy(inputs)).typicality
         known = [Routed(self.store, p).among(self.store.tasks)[0].typicality for p in probes]

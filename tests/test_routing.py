@@ -200,9 +200,9 @@ def test_a_shortlist_asks_few_networks() -> None:
     calls: list[str] = []
     outputs = store.outputs
 
-    def counted(subnet: Any, tensors: Any, raw: Any) -> Any:
+    def counted(subnet: Any, tensors: Any, raw: Any, seen: Any) -> Any:
         calls.extend([subnet.name] * len(raw))
-        return outputs(subnet, tensors, raw)
+        return outputs(subnet, tensors, raw, seen)
 
     store.outputs = counted  # type: ignore[method-assign]
     try:
