@@ -69,8 +69,10 @@ def _all(device: torch.device, quick: bool, data: str | None) -> dict[str, Any]:
         table["pruning few images"] = lambda: pruning.few_images(data, count(1, 3))
         table["side by side"] = runs.side_by_side
         table["serving"] = lambda: serving.requests_per_second(count(0.5, 3.0))
-        for network, batch, num in (("mlp", 256, count(20, 100)), ("alexnet", 128, count(2, 4))):
-            table[f"processes {network}"] = partial(parallel.processes, network, batch, num)
+        for network, batch, num, rounds in (("mlp", 256, 35, 20), ("alexnet", 128, 12, 2)):
+            table[f"processes {network}"] = partial(
+                parallel.processes, network, batch, num, count(1, rounds)
+            )
     if gpu:
         table["pruning alexnet"] = lambda: pruning.share_of_training("alexnet", 128, device)
         table["memory"] = lambda: steps.peak_memory(device)

@@ -176,7 +176,7 @@ def compare(model: str) -> None:
         ("of it masks", masks["stored_bytes"]),
         ("of it heads and other task-specific parameters", task_params),
         ("of it memory", total["memory"] / 8),
-        ("of it header, index and records", total["metadata"] / 8),
+        ("of it header, config and index", total["metadata"] / 8),
         ("masks, entropy of XOR with the best reference", entropy),
         ("masks, seven-task Huffman", masks["seven_task_huffman_bytes"]),
         ("paper-style: values + seven-task Huffman", values + masks["seven_task_huffman_bytes"]),

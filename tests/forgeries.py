@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import models
@@ -16,14 +16,12 @@ from forge import Sections, opened
 from tinysubnets import networks
 from tinysubnets.coding.byte_io import Writer
 from tinysubnets.format.container import KINDS, assemble
-from tinysubnets.format.sections import write_records
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import CodebookTensor, CodedMask, PackedMask, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.normalization import Normalization
 
-BARE = Subnet("", (), Normalization(), 0, PackedMask(np.zeros(0, np.uint8), 0), 1, (), {}, {})
 Forgery = Callable[[dict[str, Any], Sections], None]
 
 
@@ -43,7 +41,7 @@ def many_tasks(tasks: int, tensors: int) -> Forgery:
     """Many tasks with many task-specific tensors, of which the file holds nothing."""
 
     def change(config: dict[str, Any], sections: Sections) -> None:
-        one = {k: v for k, v in config["tasks"][1].items() if k != "inputs"}
+        one = {k: config["tasks"][1][k] for k in ("bits", "classes")}
         config["tasks"] = [dict(one, name=f"t{i}", bank=0) for i in range(tasks)]
         config["next"] = tasks
         config["architecture"]["task_params"] += [[f"p{i}", [1]] for i in range(tensors)]
@@ -63,7 +61,7 @@ def wide_tasks(tasks: int, hidden: int) -> Forgery:
         for entry in config["architecture"]["task_params"]:
             if entry[0] == "fc1.bias":
                 entry[1] = [hidden]
-        one = {k: v for k, v in config["tasks"][1].items() if k != "inputs"}
+        one = {k: config["tasks"][1][k] for k in ("bits", "classes")}
         config["tasks"] = [dict(one, name=f"t{i}", bank=0) for i in range(tasks)]
         config["next"] = tasks
         for kind in KINDS:
@@ -83,11 +81,17 @@ def filler(text: str) -> Forgery:
     return change
 
 
-def set_tasks(value: Any) -> Forgery:
-    """Other entries in place of the tasks."""
+def set_tasks(value: Any, filler: int = 0) -> Forgery:
+    """Other entries in place of the tasks.
+
+    - `filler`: digits of a label that cannot be deflated: they make room for as much other text as
+      a reader may accept.
+    """
 
     def change(config: dict[str, Any], sections: Sections) -> None:
         config["tasks"] = value
+        if filler:
+            config["classes"].append([random.Random(0).randbytes(filler // 2).hex()])
         for kind in KINDS:
             sections[kind] = [b""] * min(len(value), 100_000)
 
@@ -159,10 +163,9 @@ def bare_tasks(tasks: int, hidden: int) -> Forgery:
 
     def change(config: dict[str, Any], sections: Sections) -> None:
         wide_tasks(tasks, hidden)(config, sections)
-        absent = [[i, 0.5] for i in range(len(config["architecture"]["task_params"]))]
+        config["absent"] = [[[0, len(config["architecture"]["task_params"]), 1, 0.5]]]
         for task in config["tasks"]:
-            task["absent"] = absent
-        sections["records"] = [write_records(models.SETTINGS, [BARE] * tasks)]
+            task["absent"] = 0
 
     return change
 
@@ -231,8 +234,9 @@ def absent(tasks: int, size: int) -> Forgery:
         many_tasks(tasks, 0)(config, sections)
         table = config["architecture"]["task_params"]
         table.append(["large", [size]])
+        config["absent"] = [[[0, len(table), 1, 0.5]]]
         for task in config["tasks"]:
-            task["absent"] = [[number, 0.5] for number in range(len(table))]
+            task["absent"] = 0
 
     return change
 
@@ -271,6 +275,9 @@ FORGERIES: dict[str, Forgery] = {
     "tasks-that-are-zeros": set_tasks([0] * 8_000_000),
     "tasks-that-are-empty": set_tasks([{}] * 4_000_000),
     "tasks-of-three-keys": set_tasks([{"a": 0, "b": 0, "c": 0}] * 100_000),
+    "as-many-zeros-as-are-accepted": set_tasks([0] * 600_000, 200_000),
+    "as-many-tables-as-are-accepted": set_tasks([{}] * 240_000, 200_000),
+    "as-many-lists-as-are-accepted": set_tasks([[0, 0, 0]] * 150_000, 200_000),
     "many-constants": constants(50_000),
     "a-large-constant": large_constant(),
     "many-shared-tensors": many_shared(30_000),
@@ -281,7 +288,7 @@ FORGERIES: dict[str, Forgery] = {
     "wide-empty-banks": empty_banks(60_000, 100_000),
     "a-long-chain": chain(400),
     "a-short-chain": chain(16),
-    "differences": differences(200),
+    "differences": differences(60),
     "nameless-entries": nameless(5_000),
     "routing-filler": routing(1_000_000),
     "absent-but-large": absent(200, 1_000_000),

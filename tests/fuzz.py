@@ -4,11 +4,11 @@
     python tests/fuzz.py --seed 0 --only 1234        # one mutant again, with its traceback
 
 Mutants are made from the golden files and from fresh models: values of the config, shapes, counts,
-lists, sections and streams, the records inside their deflate stream, lengths in the index, offsets
-in the header. Each is read by `load` and by two more readers. What may come of it: one of the
-package's own errors, or a model whose tasks are the same alone and together, and the same as a
-second reader, written from the specification, finds them; in both cases with at most four times the
-memory of the decoded model plus 64 MB, and within seconds.
+lists, sections and streams, the config's own stream, the records of format 1 inside theirs, lengths
+in the index, offsets in the header. Each is read by `load` and by two more readers. What may come
+of it: one of the package's own errors, or a model whose tasks are the same alone and together, and
+the same as a second reader, written from the specification, finds them; in both cases with at most
+four times the memory of the decoded model plus 64 MB, and within seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,16 @@ from forge import Sections, opened
 from reading import READERS, SPARE, measured, need_of, warm_up
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.errors import TinySubNetsError
-from tinysubnets.format.container import SCHEMES, assemble, canonical, digest, header_of
+from tinysubnets.format.container import (
+    SCHEMES,
+    assemble,
+    canonical,
+    digest,
+    first_header_of,
+    front_of,
+    header_of,
+    index_of,
+)
 from tinysubnets.model.store import SubnetStore
 
 SECONDS = 20  # for one reading
@@ -169,7 +178,10 @@ def mutate_life(rng: random.Random, model: Model) -> None:
         config["banks"] += 1
     elif act == 5:
         places = rng.sample(range(len(config["architecture"]["task_params"])), rng.choice((1, 2)))
-        task["absent"] = [[p, 0.5] if rng.random() < 0.7 else [p] for p in sorted(places)]
+        runs = [[p, rng.choice((1, 1, 2)), rng.choice((1, 2)), 0.5] for p in places]
+        lists = config.setdefault("absent", [])
+        lists.append([run if rng.random() < 0.7 else run[:3] for run in runs])
+        task["absent"] = rng.randrange(len(lists))
         if rng.random() < 0.7:
             number = tasks.index(task)
             model[1]["heads"][number] = model[1]["task_params"][number] = b""
@@ -184,6 +196,7 @@ def mutate_life(rng: random.Random, model: Model) -> None:
     else:
         config["base"] = {"name": "b", "source": "s", "sha256": "0" * 64}
         task["reference"] = "base"
+        task["adds"] = rng.random() < 0.5
     return None
 
 
@@ -241,6 +254,8 @@ def mutate_stream(rng: random.Random, model: Model) -> None:
 
 def mutate_records(rng: random.Random, model: Model) -> None:
     """Changes inside the records, deflated again with the right length."""
+    if "records" not in model[1]:
+        return mutate_json(rng, model[0]["settings"])
     reader = Reader(model[1]["records"][0], "fuzz")
     reader.varint(1 << 40)
     value = json.loads(zlib.decompress(reader.rest(), -15))
@@ -251,6 +266,7 @@ def mutate_records(rng: random.Random, model: Model) -> None:
     out.varint(len(text) + (rng.choice((-1, 1, 1000)) if rng.random() < 0.1 else 0))
     out.raw(coder.compress(text) + coder.flush())
     model[1]["records"] = [out.bytes()]
+    return None
 
 
 MUTATIONS: dict[str, Callable[[random.Random, Model], None]] = {
@@ -291,6 +307,9 @@ def mutant(rng: random.Random, base: Model) -> tuple[str, bytes] | None:
         if rng.random() < 0.1:
             told.append("index")
             parts = other_index(rng, config, sections, parts)
+        elif config["format"] > 1 and rng.random() < 0.05:
+            told.append("front")
+            parts = other_front(rng, config, parts)
     except (TypeError, ValueError, LookupError, TinySubNetsError, OverflowError):
         return None
     data = b"".join(parts)
@@ -304,14 +323,44 @@ def other_index(
     rng: random.Random, config: dict[str, Any], sections: Sections, parts: list[bytes]
 ) -> list[bytes]:
     """The parts of a file with other bytes in the index, whose hash is right again."""
-    index = bytearray(parts[1])
+    index = bytearray(index_of(sections, len(sections["masks"]), config["format"]))
     place = rng.randrange(len(index))
     index[place] = rng.choice((index[place] ^ 1, 0, 127, 128, 255))
     if rng.random() < 0.3:
         index += bytes(rng.choice((1, 9, 1000)))
+    if config["format"] > 1:
+        front = front_of(config, bytes(index))
+        return [header_of(config["format"], front, sum(map(len, parts[2:]))), front, *parts[2:]]
     sizes = {kind: sum(map(len, data)) for kind, data in sections.items()}
     full = dict(config, index=digest(bytes(index), "index").hex())
-    return [header_of(full, sizes | {"index": len(index)}), bytes(index), *parts[2:]]
+    return [first_header_of(full, sizes | {"index": len(index)}), bytes(index), *parts[2:]]
+
+
+def other_front(rng: random.Random, config: dict[str, Any], parts: list[bytes]) -> list[bytes]:
+    """The parts of a file of format 2 with other lengths or another stream of the config."""
+    begin = Reader(parts[1], "fuzz")
+    text, stream, index = (begin.varint(1 << 40) for _ in range(3))
+    body = begin.rest()
+    act = rng.randrange(4)
+    if act == 0:
+        text = max(0, text + rng.choice((-1, 1, 1000, 1 << 20, 1 << 40)))
+    elif act == 1:
+        stream, index = stream + 1, index - 1
+    elif act == 2:
+        place = rng.randrange(stream)
+        body = body[:place] + bytes([body[place] ^ 1 << rng.randrange(8)]) + body[place + 1 :]
+    else:
+        text = rng.choice((1 << 20, 1 << 24, 1 << 28))
+        coder = zlib.compressobj(9, zlib.DEFLATED, -15)
+        bomb = coder.compress(rng.choice((b"[", b" ", b"0,", b"{}")) * text)[: 1 << 20]
+        bomb, text = bomb + coder.flush(), text * rng.choice((1, 2))
+        body, stream = bomb + body[stream:], len(bomb)
+    out = Writer()
+    for length in (text, stream, index):
+        out.varint(length)
+    out.raw(body)
+    front = out.bytes()
+    return [header_of(config["format"], front, sum(map(len, parts[2:]))), front, *parts[2:]]
 
 
 def other_header(rng: random.Random, data: bytes) -> bytes:
@@ -372,10 +421,7 @@ def bases(folder: Path) -> list[tuple[str, Model, Any]]:
     for kind, tasks, block in (("named", 1, 1), ("named", 4, 3), ("own", 4, 1)):
         name = f"fresh-{kind}-{tasks}-{block}"
         paths[name] = models.store(kind, tasks, block).save(folder / name)
-    return [
-        (name, opened(path), models.own_network() if "own" in name else None)
-        for name, path in paths.items()
-    ]
+    return [(name, opened(path), models.network_of(name)) for name, path in paths.items()]
 
 
 def run(seconds: float, seed: int, first: int = 0, count: int | None = None) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets import networks
+from tinysubnets.coding.grids import Grid
 from tinysubnets.model.bank import Base
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import (
@@ -23,6 +24,7 @@ from tinysubnets.model.subnet import (
     Subnet,
     code,
     constant,
+    rounded,
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitKey, initial_scores, weights_hash
@@ -31,6 +33,7 @@ from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
 
 SEED = 7
+ON_GRIDS = (4, 5, 9, 13)  # tasks whose task-specific parameters are rounded to grids
 SETTINGS: dict[str, Any] = {"tsn": {"seed": SEED, "scale": "kaiming"}}
 
 
@@ -59,10 +62,34 @@ def own_network() -> nn.Module:
     )
 
 
+def kernel_network() -> nn.Module:
+    """A network with kernels of two sizes, and a matrix between them and the head."""
+    return nn.Sequential(
+        OrderedDict(
+            one=nn.Conv2d(2, 6, 3),
+            two=nn.Conv2d(6, 8, 3, bias=False),
+            relu=nn.ReLU(),
+            three=nn.Conv2d(8, 4, 1),
+            flat=nn.Flatten(),
+            four=nn.Linear(16, 12),
+            fc=nn.Linear(12, 3),
+        )
+    )
+
+
+def network_of(name: str) -> nn.Module | None:
+    """The network of a model that is called by its kind, where it is not one of the package."""
+    if "kernels" in name:
+        return kernel_network()
+    return own_network() if "own" in name or "whole" in name else None
+
+
 def architecture(kind: str = "named") -> Architecture:
     """The package's smallest network with its name recorded, or a user's own."""
-    if kind == "own":
-        return Architecture(own_network())
+    if kind != "named":
+        net = network_of(kind)
+        assert net is not None
+        return Architecture(net)
     settings = {"in_features": 6, "hidden": [12, 10], "classes": 3}
     record = {"network": "mlp", "settings": settings, "head": "fc"}
     return Architecture(networks.build("mlp", **settings), rebuild=record)
@@ -90,9 +117,13 @@ def add_task(store: SubnetStore, number: int, bank: int = 0, **changes: Any) -> 
         n: _task_param(torch.from_numpy(rng.normal(size=int(np.prod(s))).astype(np.float32)), i)
         for i, (n, s) in enumerate(shapes.items())
     }
+    if number in ON_GRIDS:
+        task_params = {n: rounded(c.decode(), _grid(number, n)) for n, c in task_params.items()}
     for name in task_params:
         if name.endswith("running_var"):
-            task_params[name] = CodebookTensor(task_params[name].decode().abs() + 1)
+            positive = task_params[name].decode().abs() + 1
+            grid = task_params[name].grid
+            task_params[name] = rounded(positive, grid) if grid else CodebookTensor(positive)
     fields: dict[str, Any] = {
         "name": f"task {number}",
         "classes": classes,
@@ -131,6 +162,13 @@ def _task_param(values: Tensor, number: int) -> CodebookTensor:
     return code(values, (4, 16, 32)[number % 3])
 
 
+def _grid(number: int, name: str) -> Grid:
+    """Grids of every kind: floats, steps of one size, one for all of a kind or one for each."""
+    if number == 5:
+        return Grid(3, -2)
+    return Grid(2 + len(name) % 3, -1 - len(name) % 4)
+
+
 def _per_feature(rng: np.random.Generator) -> Normalization:
     mean, std = rng.normal(size=6), 0.5 + rng.random(6)
     return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
@@ -157,7 +195,8 @@ def whole_store() -> SubnetStore:
     """A store with everything that a life of many tasks leaves behind.
 
     A nameless owner, an empty bank, an isolated task, tensors that take no bytes, preprocessing,
-    routing, differences from another task and from a base whose values are in the file.
+    routing, differences from another task, in its weights and its task-specific parameters, and
+    from a base whose values are in the file.
     """
     rng = np.random.default_rng(17)
     network = architecture("own")
@@ -182,8 +221,17 @@ def whole_store() -> SubnetStore:
     add_task(made, 8, bank=NO_BANK, reference=made.subnet("task 5").number, **differences(made, 8))
     last = made.subnet("task 8").number
     add_task(made, 9, bank=NO_BANK, reference=last, **differences(made, 9))
+    near = {
+        n: rounded(c.decode() * 1.01 + 0.01, Grid(3, -2))
+        for n, c in made.subnet("task 9").task_params.items()
+    }
+    reference = made.subnet("task 9").number
+    changes = {"classes": made.subnet("task 9").classes, "task_params": near}
+    add_task(made, 13, bank=NO_BANK, reference=reference, **differences(made, 13) | changes)
     norms = dict.fromkeys(n for n in network.running_stats)
     add_task(made, 11, bank=0, reference=BASE, **(without(made, 11, norms)))
+    over_base = without(made, 15, norms) | differences(made, 15)
+    add_task(made, 15, bank=NO_BANK, reference=BASE, adds_to_base=True, **over_base)
     for name in ("task 0", "task 2", "task 8"):
         made.remove(name)
     return made
@@ -213,6 +261,30 @@ def without(
             for n, s in kept.items()
         }
     }
+
+
+def kernel_store() -> SubnetStore:
+    """A store of one-bit differences whose weights come in kernels, their signs alike there."""
+    made = SubnetStore(architecture("kernels"), settings=SETTINGS, seed=SEED)
+    for number in range(4):
+        rng = np.random.default_rng(4000 + number)
+        layout = made.layout
+        masks, values = [], []
+        for spec, width in zip(layout.shared, layout.kernels, strict=True):
+            kept = np.repeat(rng.random(spec.numel // width) < (0.5, 0.2)[number > 0], width)
+            masks.append(kept & (rng.random(spec.numel) < 0.8))
+            signs = np.repeat(rng.choice([-1.0, 1.0], spec.numel // width), width)
+            signs *= np.where(rng.random(spec.numel) < 0.05, -1, 1)
+            values.append(signs * (1 + 0.01 * rng.random(spec.numel)) / 8)
+        mask = torch.from_numpy(np.concatenate(masks))
+        flat = torch.from_numpy(np.concatenate(values)).float()
+        own = tuple(code(flat[i:j][mask[i:j]], 1) for i, j in layout.segments)
+        changes = {} if not number else {"bank": NO_BANK, "reference": number - 1}
+        add_task(
+            made, 4 + number, packed_mask=PackedMask.of(mask), own=own, bits=1,
+            sample=Sample(torch.float32, (2, 6, 6)), **changes,
+        )  # fmt: skip
+    return made
 
 
 def reference_store() -> SubnetStore:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-COMMON = {1: ("records", "constants"), 2: ("records", "constants", "base")}
+COMMON = {1: ("records", "constants"), 2: ("constants", "base")}
 GROUPS = {  # the sections of an entry that have one hash together
     1: {k: (k,) for k in ("codes", "codebooks", "masks", "heads", "private", "memory")},
     2: {
@@ -53,26 +53,55 @@ def read(path: Path) -> dict[str, dict[str, np.ndarray]]:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     text = header["__metadata__"]["tinysubnets"]
-    assert digest(text.encode(), "config").hex() == header["__metadata__"]["blake2b"]
-    config = json.loads(text)
-    start = 8 + length
-    blobs = {
-        name: data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]]
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
-    assert digest(blobs["index"], "index").hex() == config["index"]
-    sections = split(blobs, len(config["tasks"]), config["format"])
+    front = first_front if text.startswith("{") else second_front
+    config, index, rest = front(header, data[8 + length :])
+    sections = split(index, rest, len(config["tasks"]), config["format"])
     found = zip(config["tasks"], tasks(config, sections), strict=True)
     return {t["name"]: tensors for t, tensors in found if "name" in t}
+
+
+def second_front(header: dict[str, Any], data: bytes) -> Any:
+    """Config, index, and where each section is taken from: one after the other."""
+    rest = Bytes(data)
+    text, stream, index = (rest.varint() for _ in range(3))
+    start = len(data) - len(rest.data)
+    hashed = digest(data[: start + stream + index], "front").hex()
+    assert header["__metadata__"] == {"blake2b": hashed, "tinysubnets": "2"}
+    assert header["model"]["data_offsets"] == [0, len(data)]
+    inflate = zlib.decompressobj(-15, zdict=dictionary())
+    found = inflate.decompress(rest.take(stream))
+    assert len(found) == text and inflate.eof
+    config, index = json.loads(found), rest.take(index)
+    kinds = [*COMMON[2], *(kind for kinds in GROUPS[2].values() for kind in kinds)]
+    return config, index, dict.fromkeys(kinds, rest)
+
+
+def dictionary() -> bytes:
+    """What the config is deflated against: the lines in the specification, joined."""
+    page = (Path(__file__).parent.parent / "docs" / "FORMAT.md").read_text(encoding="utf-8")
+    block = page.split("### The dictionary", 1)[1].split("```")[1]
+    return "".join(block.split("\n")[1:]).encode()
+
+
+def first_front(header: dict[str, Any], data: bytes) -> Any:
+    """The same in format 1, where each kind of section is a tensor of its own."""
+    text = header["__metadata__"]["tinysubnets"]
+    assert digest(text.encode(), "config").hex() == header["__metadata__"]["blake2b"]
+    config = json.loads(text)
+    places = {n: entry["data_offsets"] for n, entry in header.items() if n != "__metadata__"}
+    blobs = {name: data[start:stop] for name, (start, stop) in places.items()}
+    assert digest(blobs["index"], "index").hex() == config["index"]
+    return config, blobs["index"], {kind: Bytes(blob) for kind, blob in blobs.items()}
 
 
 def digest(data: bytes, place: str) -> bytes:
     return blake2b(data, digest_size=8, person=place.encode()).digest()
 
 
-def split(blobs: dict[str, bytes], count: int, version: int) -> dict[tuple[str, int], bytes]:
-    index, rest = Bytes(blobs["index"]), {k: Bytes(v) for k, v in blobs.items()}
+def split(
+    data: bytes, rest: dict[str, Bytes], count: int, version: int
+) -> dict[tuple[str, int], bytes]:
+    index = Bytes(data)
     order = [(kind, 0, (kind,)) for kind in COMMON[version]]
     order += [(g, t, kinds) for t in range(count) for g, kinds in GROUPS[version].items()]
     out = {}
@@ -83,6 +112,7 @@ def split(blobs: dict[str, bytes], count: int, version: int) -> dict[tuple[str, 
         data = b"".join(out[kind, task] for kind in kinds)
         assert not data or digest(data, f"{group} {task}") == index.take(8)
     assert not index.data
+    assert not any(part.data for kind, part in rest.items() if kind != "index")
     return out
 
 
@@ -95,6 +125,7 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
     banks: dict[int | None, dict[str, Any]] = {}
     base = read_base(config, sections)
     decoded: dict[int | str, np.ndarray] = {}
+    named: dict[int, Any] = {}  # task-specific parameters by number
     if base:
         decoded["base"] = np.concatenate([base[name].reshape(-1) for name, _ in shared])
     number = -1
@@ -113,9 +144,12 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         new = expand(mask & ~owned, blocks)
         parts = [new] if task.get("codebooks") else np.split(new, np.cumsum(sizes)[:-1])
         codes, books = Bytes(sections["codes", place]), Bytes(sections["codebooks", place])
-        if new.any():
+        if new.any() and (config["format"] == 1 or books.take(1)[0] == 0):
             found = [read_values(codes, read_form(books), int(p.sum())) for p in parts]
             bank["values"][new] = np.concatenate(found)
+        elif new.any():
+            kernels = [kernel(shape) for _, shape in shared]
+            bank["values"][new] = alike(codes, books, parts, follows(new, sizes, kernels))
         assert not codes.data and not books.data
         bank["masks"].append(mask)
         bank["owned"] |= mask
@@ -130,7 +164,38 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
                 shared, np.split(flat, np.cumsum(sizes)[:-1]), strict=True
             )
         }
-        yield out | private(config, task, sections, place, base) if "name" in task else out
+        if "name" in task:
+            near = named.get(task.get("reference"), {})
+            named[number] = private(config, task, sections, place, base, near)
+            out |= named[number]
+        yield out
+
+
+def alike(codes: Bytes, books: Bytes, parts: list[np.ndarray], follow: np.ndarray) -> np.ndarray:
+    """Own weights whose codebooks are all full and of one width."""
+    form = books.take(1)[0]
+    counts = [int(p.sum()) for p in parts if p.any()]
+    wide = bit_stream(books.take(-(-len(counts) // 8))) if form & 1 else [0] * len(counts)
+    books_of = [books.floats(2 ** (form >> 1), wide[i]) for i in range(len(counts))]
+    indices = indices_of(codes.take(len(codes.data)), form >> 1, sum(counts), follow)
+    ends = np.cumsum(counts)
+    lists = np.split(indices, ends[:-1])
+    return np.concatenate([book[one] for book, one in zip(books_of, lists, strict=True)])
+
+
+def kernel(shape: list[int]) -> int:
+    trailing = math.prod(shape[2:])
+    return trailing if len(shape) > 2 and 2 <= trailing <= 64 else 1
+
+
+def follows(new: np.ndarray, sizes: list[int], kernels: list[int]) -> np.ndarray:
+    """Which of the new weights are in the kernel of the new weight before."""
+    owners: list[tuple[int, int]] = []
+    for place, (part, width) in enumerate(
+        zip(np.split(new, np.cumsum(sizes)[:-1]), kernels, strict=True)
+    ):
+        owners += [(place, int(w) // width) for w in np.flatnonzero(part)]
+    return np.array([i > 0 and owners[i] == owners[i - 1] for i in range(len(owners))])
 
 
 def read_base(config: dict[str, Any], sections: Any) -> dict[str, np.ndarray]:
@@ -144,30 +209,99 @@ def read_base(config: dict[str, Any], sections: Any) -> dict[str, np.ndarray]:
     assert not data.data
     sha = sha256()
     for name, values in sorted(out.items()):
-        sha.update(name.encode() + values.tobytes())
+        shape = ",".join(map(str, values.shape))
+        sha.update(f"{name}\0float32\0{shape}\0".encode() + values.tobytes())
     assert sha.hexdigest() == config["base"]["sha256"]
     return out
 
 
 def private(
-    config: dict[str, Any], task: dict[str, Any], sections: Any, place: int, base: dict[str, Any]
+    config: dict[str, Any],
+    task: dict[str, Any],
+    sections: Any,
+    place: int,
+    base: dict[str, Any],
+    reference: dict[str, np.ndarray],
 ) -> Any:
     key = "private" if config["format"] == 1 else "task_params"
     head, other = Bytes(sections["heads", place]), Bytes(sections[key, place])
     other.floats(2 * task.get("channels", 0), 1)
     classes = len(config["classes"][task["classes"]])
-    absent = {where: value for where, *value in task.get("absent", [])}
-    out = {}
+    absent = {}
+    for first, count, step, *value in config["absent"][task["absent"]] if "absent" in task else ():
+        absent |= {first + i * step: value for i in range(count)}
+    out, shapes = {}, {}
     for where, (name, shape, *_) in enumerate(config["architecture"][key]):
-        shape = [classes, *shape[1:]] if shape and shape[0] == 0 else shape
+        shapes[name] = [classes, *shape[1:]] if shape and shape[0] == 0 else shape
         if where in absent:
             value = absent[where]
-            out[name] = np.full(shape, value[0], np.float32) if value else base[name]
-            continue
-        data = head if name.startswith(config["architecture"]["head"] + ".") else other
-        out[name] = read_values(data, read_form(data), math.prod(shape)).reshape(shape)
+            out[name] = np.full(shapes[name], value[0], np.float32) if value else base[name]
+    prefix = config["architecture"]["head"] + "."
+    stored = [name for name in shapes if name not in out]
+    for data, names in (
+        (head, [n for n in stored if n.startswith(prefix)]),
+        (other, [n for n in stored if not n.startswith(prefix)]),
+    ):
+        for group in groups_of(data, names) if key == "task_params" else [[n] for n in names]:
+            sizes = [math.prod(shapes[n]) for n in group]
+            near = [reference[n].reshape(-1) for n in group if n in reference]
+            values = read_list(data, sum(sizes), near if data is other else [])
+            for n, part in zip(group, np.split(values, np.cumsum(sizes)[:-1]), strict=True):
+                out[n] = part.reshape(shapes[n])
+                if task.get("adds") and n in base:
+                    out[n] = base[n] + out[n]
     assert not head.data and not other.data
     return out
+
+
+def groups_of(data: Bytes, names: list[str]) -> Any:
+    """The tensors whose values come next, again and again: those of one last name, or one."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(name.split(".")[-1], []).append(name)
+    for kind in kinds.values():
+        together = len(kind) > 1 and data.take(1)[0]
+        yield from [kind] if together else [[name] for name in kind]
+
+
+def read_list(data: Bytes, count: int, reference: list[np.ndarray]) -> np.ndarray:
+    if data.data[0] < 64:
+        return read_values(data, read_form(data), count)
+    form, mantissa, floor = data.take(3)
+    integers = read_integers(data, count)
+    if form == 65:
+        integers = integers + on_grid(np.concatenate(reference), mantissa, floor - 128)
+    octaves, fractions = np.divmod(np.abs(integers), 1 << mantissa)
+    sizes = (fractions + (octaves > 0) * 2.0**mantissa) * 2.0 ** (
+        floor - 128 - mantissa + np.maximum(octaves, 1) - 1
+    )
+    return np.where(integers < 0, -sizes, sizes).astype(np.float32)
+
+
+def on_grid(values: np.ndarray, mantissa: int, floor: int) -> np.ndarray:
+    """The integers of the nearest numbers of a grid, half-way cases to the even magnitude."""
+    out = []
+    for value in values.astype(float):
+        exponent = floor
+        while abs(value) >= 2.0 ** (exponent + 1):
+            exponent += 1
+        size = round(abs(value) / 2.0 ** (exponent - mantissa))  # Python rounds to even
+        size += (exponent - floor) << mantissa
+        out.append(-size if value < 0 else size)
+    return np.array(out, np.int64)
+
+
+def read_integers(data: Bytes, count: int) -> np.ndarray:
+    first = data.take(1)[0]
+    shift, width = first & 15, (first >> 5) + 1
+    sizes = coded_indices(data, width, count).astype(np.int64) << shift
+    if shift:
+        sizes += planes(data.take(-(-shift * count // 8)), shift, count)
+    if first & 16:
+        filled = np.flatnonzero(sizes)
+        signs = planes(data.take(-(-len(filled) // 8)), 1, len(filled))
+        sizes[filled] *= 1 - 2 * signs
+    return sizes
 
 
 def block_ids(shape: list[int], block: int) -> np.ndarray:
@@ -203,14 +337,29 @@ def read_values(data: Bytes, form: tuple[int, int, np.ndarray | None], count: in
     bits, wide, centroids = form
     if centroids is None:
         return data.floats(count, wide)
-    coded = data.take(data.varint())
+    return centroids[coded_indices(data, bits, count)]
+
+
+def coded_indices(data: Bytes, bits: int, count: int) -> np.ndarray:
+    return indices_of(data.take(data.varint()), bits, count)
+
+
+def indices_of(coded: bytes, bits: int, count: int, follow: Any = None) -> np.ndarray:
     tag, body = coded[0], coded[1:]
     if tag == 0:
-        return centroids[planes(body, bits, count)]
+        return planes(body, bits, count)
+    if tag == 3:
+        num_first = count - int(follow.sum())
+        first = iter(planes(body[: -(-num_first // 8)], 1, num_first))
+        changes = iter(flips(body[-(-num_first // 8) :], count - num_first))
+        signs: list[int] = []
+        for does in follow:
+            signs.append(int(next(changes)) ^ signs[-1] if does else int(next(first)))
+        return np.array(signs)
     symbols = np.frombuffer(zlib.decompress(body, -15), np.uint8)
     each = 8 // bits if tag == 1 else 1
     codes = np.stack([symbols >> (bits * i) & ((1 << bits) - 1) for i in range(each)], 1)
-    return centroids[codes.reshape(-1)[:count]]
+    return codes.reshape(-1)[:count]
 
 
 def bit_stream(data: bytes) -> np.ndarray:

@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tinysubnets.coding.byte_io import Reader
 from tinysubnets.errors import TinySubNetsError
 from tinysubnets.format import ModelFile, check, inspect
 from tinysubnets.format.header import manifest_of
-from tinysubnets.format.limits import decoded_bytes
+from tinysubnets.format.limits import decoded_bytes, max_config_bytes
 from tinysubnets.model.store import SubnetStore
 
 MEGABYTE = 1 << 20
@@ -135,10 +136,23 @@ def need_of(path: Path) -> int:
     """The decoded size that a file claims, at least its text as Python holds it."""
     try:
         with ModelFile(path) as file:
-            claimed = decoded_bytes(manifest_of(file.config, file.file_bytes))
+            manifest = manifest_of(file.config, file.file_bytes, file.text_bytes)
+            claimed = decoded_bytes(manifest)
     except TinySubNetsError:
         claimed = 0
-    return max(claimed, 4 * path.stat().st_size)  # four bytes a character
+    return max(claimed, 4 * (path.stat().st_size + accepted_text(path)))  # four bytes a character
+
+
+def accepted_text(path: Path) -> int:
+    """The bytes of a config that a reader may inflate before it looks at what it says."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    try:
+        begin = Reader(data[start : start + 20], "the config")
+        text, stream = begin.varint(1 << 62), begin.varint(len(data))
+    except TinySubNetsError:
+        return 0
+    return text if text <= max_config_bytes(stream) else 0
 
 
 def measured(path: Path, reader: str, net: Any = None) -> dict[str, Any]:

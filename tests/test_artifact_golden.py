@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 import models
 import plain_reader
@@ -21,14 +20,9 @@ EXPECTED = {
 }
 
 
-def network(name: str) -> nn.Module | None:
-    """The network of a golden model, where it is not one of the package."""
-    return models.own_network() if name.endswith(("own", "whole")) else None
-
-
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_files_read_as_ever(name: str) -> None:
-    net = network(name)
+    net = models.network_of(name)
     path, expected = GOLDEN / f"{name}.safetensors", EXPECTED[name]
     store = SubnetStore.load(path, net)
     assert {task: store.digest(task) for task in store.tasks} == expected["tasks"]
@@ -55,7 +49,7 @@ def test_golden_files_read_as_ever(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in EXPECTED if n.startswith("format1")])
 def test_models_of_format_1_are_saved_as_format_2(name: str, tmp_path: Path) -> None:
-    net, expected = network(name), EXPECTED[name]
+    net, expected = models.network_of(name), EXPECTED[name]
     path = SubnetStore.load(GOLDEN / f"{name}.safetensors", net).save(tmp_path)
     with ModelFile(path) as file:
         assert file.version == 2
@@ -83,10 +77,33 @@ def test_a_golden_file_holds_what_a_life_leaves_behind() -> None:
     assert routing and sizes["base"] and config["next"] > len(tasks)
 
 
+def test_golden_files_hold_codes_of_every_kind() -> None:
+    found = set()
+    for path in GOLDEN.glob("format2-*.safetensors"):
+        with ModelFile(path) as file:
+            for place in range(file.num_tasks):
+                if file.size("codes", place):
+                    kind = file.section("codebooks", place)[0]
+                    found.add((kind, file.section("codes", place)[0] if kind else None))
+    assert {(0, None), (1, 0), (1, 3)} <= found  # each by itself; alike: packed, by changes
+
+
+def test_golden_files_hold_parameters_on_grids_of_every_kind() -> None:
+    found = set()
+    for name in ("named", "own", "whole"):
+        with ModelFile(GOLDEN / f"format2-{name}.safetensors") as file:
+            for place, task in enumerate(file.config["tasks"]):
+                # Behind the normalization: whether the first kind comes together, and its form.
+                data = file.section("task_params", place)[8 * task.get("channels", 0) :][:2]
+                found.add(tuple(data))
+    assert {(1, 64), (1, 65)} <= found  # together, as they are and as differences
+    assert {(0, 64)} <= found  # each on a grid of its own
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_reader_written_from_the_specification_agrees(name: str) -> None:
     path = GOLDEN / f"{name}.safetensors"
-    store = SubnetStore.load(path, network(name))
+    store = SubnetStore.load(path, models.network_of(name))
     found = plain_reader.read(path)
     assert list(found) == list(store.tasks)
     for task in store.tasks:

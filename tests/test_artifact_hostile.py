@@ -23,20 +23,20 @@ from tinysubnets.baselines.base import save_dense
 from tinysubnets.coding import byte_io
 from tinysubnets.errors import ArtifactError, DamageError, FormatError, MismatchError
 from tinysubnets.format import ModelFile, read_contents
-from tinysubnets.format.container import KINDS, MAX_HEADER_BYTES, SCHEMES, assemble
+from tinysubnets.format.container import KINDS, MAX_HEADER_BYTES, SCHEMES, assemble, header_of
 from tinysubnets.model.store import SubnetStore
 
 LARGE = 100 << 20  # bytes: what no file of some kilobytes may cost
 
 
-GOLDEN = Path(__file__).parent / "golden"
+FIRST = Path(__file__).parent / "golden" / "format1-named.safetensors"
 
 
 @pytest.fixture(scope="module", params=[2, 1], ids=["format2", "format1"])
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of some kilobytes with every kind of section, in every format there is."""
     if request.param == 1:
-        return GOLDEN / "format1-named.safetensors"
+        return FIRST
     store = models.store("named", tasks=4)
     models.add_task(store, 4, bank=1, routing={"energy": torch.tensor([1.5, -2.0])})
     return store.save(tmp_path_factory.mktemp("small"))
@@ -247,9 +247,6 @@ CONFIGS = {
     "many bits": _set("tasks", 1, "bits", value=1000),
     "many channels": _set("tasks", 1, "channels", value=1 << 23),
     "more channels": _set("tasks", 0, "channels", value=7),
-    "means alone": _set("tasks", 1, "mean", value=[1.0, 2.0]),
-    "endless means": _set("tasks", 1, "mean", value=[1e308]),
-    "textual means": _set("tasks", 1, "mean", value=["1"]),
     "many trailing dimensions": _set("tasks", 1, "trailing", value=99),
     "tasks that are no list": _set("tasks", value=3),
     "a task that is no table": _set("tasks", 1, value=3),
@@ -260,11 +257,34 @@ CONFIGS = {
 }
 
 
+MEANS = {
+    "means alone": _set("tasks", 1, "mean", value=[1.0, 2.0]),
+    "endless means": _set("tasks", 1, "mean", value=[1e308]),
+    "textual means": _set("tasks", 1, "mean", value=["1"]),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_lies_about_means_in_the_config_of_format_1_are_found(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DamageError):
+        check(forged(FIRST, MEANS[name], tmp_path / "model.safetensors"))
+
+
 @pytest.mark.parametrize("name", mostly_slow(CONFIGS, quick=CONFIGS.keys() - {"very many classes"}))
 @pytest.mark.usefixtures("cheap")
 def test_lies_in_the_config_are_found(name: str, small: Path, tmp_path: Path) -> None:
     with pytest.raises(DamageError):
         check(forged(small, CONFIGS[name], tmp_path / "model.safetensors"))
+
+
+def _absent(*runs: list[Any]) -> Any:
+    """A forgery that leaves out tensors of a task."""
+
+    def change(config: dict[str, Any], _: Sections) -> None:
+        config["absent"] = [list(runs)]
+        config["tasks"][1]["absent"] = 0
+
+    return change
 
 
 LIVES = {
@@ -279,10 +299,23 @@ LIVES = {
     "a reference to a name": _set("tasks", 1, "reference", value="task 0"),
     "isolated in company": _set("tasks", 1, "isolated", value=True),
     "half isolated": _set("tasks", 1, "isolated", value=1),
-    "absent from nowhere": _set("tasks", 1, "absent", value=[[99, 0.0]]),
-    "absent but there": _set("tasks", 1, "absent", value=[[0, 0.0]]),
-    "absent twice": _set("tasks", 1, "absent", value=[[0, 0.0], [0, 0.0]]),
-    "absent for no base": _set("tasks", 1, "absent", value=[[0]]),
+    "absent from no list": _set("tasks", 1, "absent", value=0),
+    "absent from nowhere": _absent([99, 1, 1, 0.0]),
+    "absent behind the end": _absent([0, 2, 99, 0.0]),
+    "absent very often": _absent([0, 1 << 40, 1, 0.0]),
+    "absent in no steps": _absent([0, 2, 0, 0.0]),
+    "absent but there": _absent([0, 1, 1, 0.0]),
+    "absent twice": _absent([0, 2, 1, 0.0], [1, 1, 1, 0.0]),
+    "absent for no base": _absent([0, 1, 1]),
+    "no settings": _set("settings", value=None),
+    "settings of a list": _set("settings", value=[]),
+    "an accuracy of letters": _set("tasks", 1, "accuracy", value="high"),
+    "a share that is true": _set("tasks", 1, "owned", value=True),
+    "a reason of none": _set("tasks", 1, "reason", value=None),
+    "a nearest task by name": _set("tasks", 1, "nearest", value="task 0"),
+    "a nearest task to come": _set("tasks", 1, "nearest", value=3),
+    "added to no base": _set("tasks", 1, "adds", value=True),
+    "half added": _set("tasks", 1, "adds", value=1),
     "preprocessing of none": _set("tasks", 1, "preprocessing", value=0),
     "nested preprocessing": _set("preprocessing", value=[{"size": [[1]]}]),
     "a base of no hash": _set("base", value={"name": "a", "source": "b", "sha256": "c"}),
@@ -373,12 +406,48 @@ RECORDS = [
 
 @pytest.mark.parametrize("number", range(len(RECORDS)))
 @pytest.mark.usefixtures("cheap")
-def test_lies_in_the_records_are_found(number: int, small: Path, tmp_path: Path) -> None:
+def test_lies_in_the_records_are_found(number: int, tmp_path: Path) -> None:
     def change(_: dict[str, Any], sections: Sections) -> None:
         sections["records"] = [RECORDS[number]]
 
     with pytest.raises(DamageError, match="records"):
-        check(forged(small, change, tmp_path / "model.safetensors"))
+        check(forged(FIRST, change, tmp_path / "model.safetensors"))
+
+
+FRONTS = {
+    "a bomb": (200 << 20, BOMB),
+    "a bomb that says it is small": (1000, BOMB),
+    "too little text": (3, deflated(b"{}")),
+    "too much text": (1, deflated(b"{}")),
+    "more behind the stream": (2, deflated(b"{}") + b"more"),
+    "an unfinished stream": (2, deflated(b"{}")[:-1]),
+    "no stream": (2, b""),
+    "what is no stream": (2, b"\xff\xff"),
+    "an empty table": (2, deflated(b"{}")),
+    "what is no table": (2, deflated(b"[]")),
+    "another format": (12, deflated(b'{"format":1}')),
+    "a format of letters": (14, deflated(b'{"format":"2"}')),
+    "deep nesting": (60_000, deflated(b"[" * 60_000)),
+    "half a character": (3, deflated(b'"\xff"')),
+    "spaces": (12, deflated(b'{"format":2 ')),
+}
+
+
+@pytest.mark.parametrize("name", FRONTS)
+@pytest.mark.usefixtures("cheap")
+def test_lies_before_the_sections_are_found(name: str, tmp_path: Path) -> None:
+    text, stream = FRONTS[name]
+    front = varint(text) + varint(len(stream)) + varint(2) + stream + bytes(2)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header_of(2, front, 0) + front)
+    with pytest.raises(DamageError, match="config"):
+        check(path)
+    path.write_bytes(header_of(2, front, 0) + front[:-1])
+    with pytest.raises(DamageError, match="its header speaks of"):
+        check(path)
+    path.write_bytes(header_of(2, front[:-2], 0) + front[:-2])  # the index is not there
+    with pytest.raises(DamageError):
+        check(path)
 
 
 SECTIONS: list[tuple[str, int, bytes]] = [
@@ -440,6 +509,62 @@ def test_lies_in_the_routing_are_found(number: int, small: Path, tmp_path: Path)
         check(forged(small, change, tmp_path / "model.safetensors"))
 
 
+BOOKS = [
+    b"",
+    b"\x02" + bytes(20),  # neither each by itself nor alike
+    b"\x01",
+    b"\x01\x00",  # codes of no bits
+    b"\x01\x22" + bytes(1 << 17),  # codes of 17
+    b"\x01\x08" + bytes(20),  # centroids that are not there
+    b"\x01\x02" + bytes(9),  # one byte more than two codebooks have
+    b"\x01\x03" + bytes(4),  # which are wide?
+    b"\x01\x03\xff" + bytes(16),  # a third of two is wide
+]
+
+
+@pytest.mark.parametrize("number", range(len(BOOKS)))
+@pytest.mark.usefixtures("cheap")
+def test_lies_about_codebooks_are_found(number: int, small: Path, tmp_path: Path) -> None:
+    if opened(small)[0]["format"] == 1:
+        pytest.skip("format 1 has other codebooks")
+
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        sections["codebooks"][0] = BOOKS[number]
+        sections["codes"][0] = b"\0" + bytes(len(sections["codes"][0]))
+
+    with pytest.raises(DamageError):
+        check(forged(small, change, tmp_path / "model.safetensors"))
+
+
+GRIDS = [
+    ("heads", b"\x40"),
+    ("heads", b"\x40\x0b\x80" + bytes(40)),  # too many bits of mantissa
+    ("heads", b"\x40\x03\x80\xe0" + varint(len(BOMB) + 1) + b"\x01" + BOMB),
+    ("heads", b"\x40\x00\xff\xe0" + varint(31) + b"\0" + b"\xff" * 30),  # beyond float32
+    ("heads", b"\x41\x03\x80\x00" + varint(5) + bytes(50)),  # a head has no reference
+    ("heads", b"\x42\x03\x80\x00" + varint(5) + bytes(50)),
+    ("task_params", b"\x02" + bytes(40)),  # neither together nor each by itself
+    ("task_params", b"\x01\x00" + bytes(44)),  # together, but not on a grid
+    ("task_params", b"\x01\x41\x03\x80\x00" + varint(4) + bytes(4)),  # no reference
+    ("task_params", b"\x01\x40\x03\x80\x00" + varint(4) + bytes(9)),  # bytes left over
+]
+
+
+@pytest.mark.parametrize("number", range(len(GRIDS)))
+@pytest.mark.usefixtures("cheap")
+def test_lies_about_grids_are_found(number: int, small: Path, tmp_path: Path) -> None:
+    kind, data = GRIDS[number]
+    if opened(small)[0]["format"] == 1:
+        pytest.skip("format 1 has no grids")
+
+    def change(_: dict[str, Any], sections: Sections) -> None:
+        normalization = sections[kind][1][:8] if kind == "task_params" else b""
+        sections[kind][1] = normalization + data
+
+    with pytest.raises(DamageError):
+        check(forged(small, change, tmp_path / "model.safetensors"))
+
+
 @pytest.mark.parametrize("number", range(len(SECTIONS)))
 @pytest.mark.usefixtures("cheap")
 def test_lies_in_the_sections_are_found(number: int, small: Path, tmp_path: Path) -> None:
@@ -492,14 +617,14 @@ def test_a_bank_has_few_masks_made_from_scores(tmp_path: Path) -> None:
             if task:
                 sections["codes"][task] = sections["codebooks"][task] = b""
         values = bytes(2 * store.layout.num_weights)
-        sections["codes"][0], sections["codebooks"][0] = values, bytes(2)
+        sections["codes"][0], sections["codebooks"][0] = values, bytes(3)
 
     with pytest.raises(DamageError, match="more than 3 masks refer to scores"):
         check(forged(path, change, tmp_path / "forged"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["records", *KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("cheap")
 def test_any_altered_byte_with_correct_hashes_is_harmless(
     kind: str, small: Path, tmp_path: Path

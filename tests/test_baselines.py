@@ -146,7 +146,7 @@ def test_settings_that_the_paper_of_a_method_does_not_define_are_refused(method)
     assert make(method, scenario_type="domain-IL").scenario_type == "domain-IL"
 
 
-@pytest.mark.parametrize("method", ["independent", "wsn", "packnet", "ada-qpacknet", "separate"])
+@pytest.mark.parametrize("method", ["independent"])
 def test_methods_that_need_the_task_say_so(method):
     with pytest.raises(SettingError, match="not defined"):
         make(method, scenario_type="class-IL")

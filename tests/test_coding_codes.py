@@ -33,6 +33,31 @@ def test_codes_round_trip(data, bits, count):
     assert decoded.tolist() == codes
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 1)), max_size=80))
+def test_codes_of_kernels_round_trip(drawn):
+    follows = np.array([f and i > 0 for i, (f, _) in enumerate(drawn)], np.bool_)
+    codes = np.array([code for _, code in drawn], np.uint8)
+    data = encode_codes(codes, 1, follows)
+    assert decode_codes(data, 1, len(codes), follows).tolist() == codes.tolist()
+    assert len(data) <= len(encode_codes(codes, 1))
+
+
+def test_signs_that_are_alike_in_a_kernel_take_little_more_than_one_bit_for_each():
+    rng = np.random.default_rng(0)
+    kernel = np.sort(rng.integers(0, 1200, 5500))
+    follows = np.concatenate([[False], np.diff(kernel) == 0])
+    codes = rng.integers(0, 2, 1200)[kernel].astype(np.uint8) ^ (rng.random(5500) < 0.03)
+    data = encode_codes(codes, 1, follows)
+    assert data[0] == 3 and len(data) < 0.7 * len(encode_codes(codes, 1))
+    assert np.array_equal(decode_codes(data, 1, 5500, follows), codes)
+    with pytest.raises(DamageError, match="unknown coding 3"):
+        decode_codes(data, 1, 5500)
+    for wrong in (data[:100], data[:-1] + b"\xff\xff", b"\x03"):
+        with pytest.raises(DamageError):
+            decode_codes(wrong, 1, 5500, follows)
+
+
 @pytest.mark.parametrize("bits", range(1, 17))
 @pytest.mark.parametrize("count", [0, 1, 5, 800, 30_001])
 def test_codes_of_every_width_and_length(bits, count):

@@ -205,11 +205,20 @@ def test_own_tasks_without_test_data_are_measured_on_validation(tmp_path: Path) 
     file = tmp_path / "mine.toml"
     file.write_text(
         '[tasks.a]\ndata = "a.npz"\n[tasks.b]\ndata = "b.npz"\n'
-        "[network]\nhidden = [8, 8]\n[training]\nepochs = 4\n"
+        "[network]\nhidden = [8, 8]\n[training]\nepochs = 12\n"
     )
-    _, result = run(Plan(recipe.load(str(file)), 0, "cpu", 1), tmp_path / "run")
+    events, result = run(Plan(recipe.load(str(file)), 0, "cpu", 1), tmp_path / "run")
     assert result["measured_on"] == ["valid"]
     assert result["metrics"]["average_accuracy"] > 0.8
+    notes = [e.text for e in events if isinstance(e, Note)]
+    assert "the network mlp (in_features = 4, hidden = [8, 8]) with 96 shared" in notes[0]
+    assert "chosen for 54 samples of 4" in notes[0]
+    assert notes[1] == result["notes"][0] and len(result["notes"]) == 2
+    assert "a has 54 training and 6 validation samples; one of these is worth 17" in notes[1]
+    assert notes[1].endswith("the last epoch is kept and nothing is post-pruned")
+    reports = [e.report for e in events if isinstance(e, TaskLearned)]
+    assert [r.best_epoch for r in reports] == [12, 12]
+    assert all(r.owned_before_pruning == r.owned_after_pruning for r in reports)
 
 
 def test_running_out_of_weights_is_said_once(tmp_path: Path) -> None:

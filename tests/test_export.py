@@ -17,6 +17,7 @@ from digit_tasks import permuted
 from tinysubnets import networks
 from tinysubnets.cli import main
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
+from tinysubnets.format import encode
 from tinysubnets.format import onnx as export
 from tinysubnets.format.onnx import OPSET, pack_weights
 from tinysubnets.format.routed import AllTasks
@@ -31,11 +32,13 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 
-def one_task(bits: int, network: str = "small-cnn", **settings: Any) -> SubnetStore:
+def one_task(
+    bits: int, network: str = "small-cnn", density: float = 0.3, **settings: Any
+) -> SubnetStore:
     """A store of one task with random weights on images or vectors."""
     store = SubnetStore(Architecture(networks.build(network, **settings)))
     rng = np.random.default_rng(bits)
-    mask = torch.from_numpy(rng.random(store.layout.num_blocks) < 0.3)
+    mask = torch.from_numpy(rng.random(store.layout.num_blocks) < density)
     values = torch.from_numpy(rng.normal(size=store.layout.num_weights) * 0.2).float()
     own = tuple(code(values[i:j][mask[i:j]], bits) for i, j in store.layout.segments)
     shapes = store.architecture.task_param_shapes(4)
@@ -87,14 +90,31 @@ def test_coded_weights_compute_the_same(
     for count in (1, 5):
         x = raw(store, count)
         logits = export.onnx_logits(coded.path, x)
-        assert np.array_equal(logits, export.onnx_logits(plain.path, x))
         assert np.abs(logits - store.logits("a", x).numpy()).max() < 1e-5
-    kinds = {t.data_type for t in onnx.load(coded.path).graph.initializer}
-    narrow = onnx.TensorProto.UINT4 if bits == 3 else onnx.TensorProto.UINT8
-    assert narrow in kinds
-    shared = 4 * store.layout.num_weights
-    width = 4 if bits == 3 else 8
-    assert plain.file_bytes - coded.file_bytes > 0.8 * shared * (1 - width / 32)
+        assert np.abs(logits - export.onnx_logits(plain.path, x)).max() < 1e-5
+    saved = 32 - 1 - 0.3 * (bits + 1)  # bits a weight: a mask, and codes where it is set
+    assert plain.file_bytes - coded.file_bytes > 0.8 * store.layout.num_weights * saved / 8
+
+
+@pytest.mark.parametrize(("bits", "density"), [(3, 0.2), (4, 0.03), (2, 0.1)])
+def test_one_task_is_not_much_larger_than_its_own_model_file(
+    bits: int, density: float, tmp_path: Path
+) -> None:
+    store = one_task(bits, "mlp", density, in_features=3072, hidden=[64, 64])
+    file = sum(map(len, encode(store).parts))
+    exported = export.to_onnx(store, "a", tmp_path / "a.onnx")
+    assert exported.file_bytes <= 1.5 * file
+    x = raw(store)
+    assert np.abs(export.onnx_logits(exported.path, x) - store.logits("a", x).numpy()).max() < 1e-3
+    # Nothing of the unpacking is left once it is loaded.
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    onnxruntime.InferenceSession(exported.path, options, providers=["CPUExecutionProvider"])
+    left = {node.op_type for node in onnx.load(tmp_path / "loaded.onnx").graph.node}
+    assert not left & {"BitShift", "CumSum", "ScatterElements", "Gather", "Mod"}
 
 
 def test_the_graph_takes_raw_inputs_and_says_what_it_is(tmp_path: Path) -> None:
@@ -115,7 +135,7 @@ def test_the_graph_takes_raw_inputs_and_says_what_it_is(tmp_path: Path) -> None:
 def test_codes_are_as_narrow_as_the_values_allow() -> None:
     from onnx import TensorProto, helper, numpy_helper
 
-    def coded(values: np.ndarray) -> tuple[set[int], np.ndarray]:
+    def coded(values: np.ndarray) -> tuple[set[Any], np.ndarray]:
         tensor = numpy_helper.from_array(values, "w")
         given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(values.shape))]
         wanted = [helper.make_tensor_value_info("y", TensorProto.FLOAT, list(values.shape))]
@@ -125,6 +145,7 @@ def test_codes_are_as_narrow_as_the_values_allow() -> None:
         opset = [helper.make_opsetid("", OPSET)]
         model = pack_weights(helper.make_model(graph, opset_imports=opset, ir_version=10))
         kinds = {t.data_type for t in model.graph.initializer}
+        kinds |= {function.name for function in model.functions}
         import onnxruntime
 
         session = onnxruntime.InferenceSession(model.SerializeToString())
@@ -133,9 +154,8 @@ def test_codes_are_as_narrow_as_the_values_allow() -> None:
     rng = np.random.default_rng(0)
     for count, size, kind in [
         (16, 301, TensorProto.UINT4),
-        (17, 301, TensorProto.UINT8),
+        (17, 301, TensorProto.UINT8),  # fewer bits each would not pay for the function
         (256, 3000, TensorProto.UINT8),
-        (257, 3000, TensorProto.UINT16),
         (16, 63, None),
         (300, 300, None),
         (70_000, 70_000, None),
@@ -144,6 +164,15 @@ def test_codes_are_as_narrow_as_the_values_allow() -> None:
         kinds, sums = coded(values)
         assert kinds == ({TensorProto.FLOAT} if kind is None else {TensorProto.FLOAT, kind})
         assert np.array_equal(sums, values)
+    for share, shape, function in [
+        (0.3, (40, 7, 33), "FromMask"),
+        (0.02, (900, 13), "FromGaps"),
+        (1e-4, (90_000,), "FromGaps"),
+    ]:
+        values = rng.normal(size=21).astype(np.float32)[rng.integers(21, size=shape)]
+        values[rng.random(shape) >= share] = 0
+        kinds, sums = coded(values)
+        assert function in kinds and np.array_equal(sums, values)
 
 
 def test_int8_is_calibrated_and_measured(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models
+import plain_reader
 from nets import learner, mlp, task
 from tinysubnets import format as artifact
-from tinysubnets.errors import ArtifactError, TaskError
+from tinysubnets.errors import ArtifactError, MismatchError, TaskError
 from tinysubnets.format.io import encode
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import MAX_CHAIN, NO_BANK
+from tinysubnets.tasks.normalization import Normalization
 
 
 def data(store: SubnetStore) -> bytes:
@@ -132,12 +135,14 @@ def test_nothing_of_a_removed_task_is_in_the_file(tmp_path: Path) -> None:
     )
     decision = models.BankDecision(0, "like 'a secret name'", "a secret name")
     models.add_task(store, 9, decision=decision)
-    assert b"a secret name" in data(store) and b"stealthy" in data(store)
+    with artifact.ModelFile(store.save(tmp_path)) as file:
+        text = json.dumps(file.config)
+    assert "a secret name" in text and "stealthy" in text
     store.remove("a secret name")
     path = store.save(tmp_path)
     with artifact.ModelFile(path) as file:
-        records = zlib.decompress(file.section("records")[2:], -15)
-    assert b"accuracy" in records and b"secret" not in records
+        text = json.dumps(file.config)
+    assert "accuracy" in text and "secret" not in text and "stealthy" not in text
     assert b"secret" not in path.read_bytes() and b"stealthy" not in path.read_bytes()
     left = SubnetStore.load(tmp_path).subnet("task 9").decision
     assert left is not None and "removed" in left.reason and left.nearest is None
@@ -280,13 +285,18 @@ def test_differences_add_up() -> None:
 
 def test_a_base_that_is_only_named_is_asked_for(tmp_path: Path) -> None:
     store = models.whole_store()
-    store.base = models.Base("small", "tests", store.base.sha256)  # type: ignore[union-attr]
+    before, base = digests(store), store.base
+    assert base is not None and base.values is not None
+    store.base = models.Base("small", "tests", base.sha256)
     store.save(tmp_path)
-    again = SubnetStore.load(tmp_path, models.own_network())
-    assert again.base == store.base
-    assert again.digest("task 9") == store.digest("task 9")
-    with pytest.raises(TaskError, match="the base 'small'"):
-        again.weights("task 11")
+    with pytest.raises(TaskError, match=f"the base 'small' .tests, SHA-256 {base.sha256}"):
+        store.weights("task 11")
+    again = SubnetStore.load(tmp_path, models.own_network(), base=base.values)
+    assert digests(again) == before and again.base is not None and not again.base.embedded
+    with pytest.raises(MismatchError, match=base.sha256):
+        SubnetStore.load(tmp_path, models.own_network())
+    with pytest.raises(MismatchError, match=r"lack one\.weight"):
+        SubnetStore.load(tmp_path, models.own_network(), base={"x": torch.ones(2)})
 
 
 def test_preprocessing_and_routing_round_trip(tmp_path: Path) -> None:
@@ -308,6 +318,59 @@ def test_preprocessing_and_routing_round_trip(tmp_path: Path) -> None:
         models.add_task(odd, 4, preprocessing=wrong)
         with pytest.raises(ArtifactError, match="preprocessing"):
             data(odd)
+
+
+def with_norms_like(store: SubnetStore, number: int, like: str) -> dict[str, Any]:
+    """A difference to a task, with task-specific parameters that are nearly those of that task."""
+    rng = np.random.default_rng(number)
+    other = store.subnet(like)
+    near = {
+        n: models.rounded(
+            c.decode() * torch.from_numpy(rng.normal(1, 0.02, len(c))).float(), models.Grid(4, -4)
+        )
+        for n, c in other.task_params.items()
+    }
+    changes = {"task_params": near, "classes": other.classes, "reference": other.number}
+    return {"bank": models.NO_BANK, **models.differences(store, number), **changes}
+
+
+def test_norms_like_those_of_the_reference_take_few_bytes(tmp_path: Path) -> None:
+    built = {"in_features": 64, "hidden": [400, 300], "classes": 3}
+    record = {"network": "mlp", "settings": built, "head": "fc"}
+    net = models.networks.build("mlp", **built)
+    store = SubnetStore(models.Architecture(net, rebuild=record), settings=models.SETTINGS)
+    models.add_task(store, 5, normalization=Normalization())
+    for number, like in ((21, "task 5"), (22, "task 21")):
+        changes = with_norms_like(store, number, like)
+        models.add_task(store, number, normalization=Normalization(), **changes)
+    bytes_of = {n: e.task_params / 8 for n, e in store.ledger().tasks.items()}
+    alone = 700 * 5 / 8  # what their mantissas and signs take, at the least
+    assert bytes_of["task 21"] < 0.8 * alone and bytes_of["task 22"] < 0.8 * alone
+    path = store.save(tmp_path)
+    again = SubnetStore.load(path)
+    for name in store.tasks:
+        assert again.digest(name) == store.digest(name)
+        assert SubnetStore.load(path, task=name).digest(name) == store.digest(name)
+    found = plain_reader.read(path)
+    for name, values in found["task 22"].items():
+        assert store.tensors("task 22")[name].numpy().tobytes() == values.tobytes()
+    assert again.save(tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+def test_norms_stay_the_same_when_their_reference_is_removed(tmp_path: Path) -> None:
+    store = models.store("named", 1)
+    models.add_task(store, 5)
+    models.add_task(store, 21, **with_norms_like(store, 21, "task 5"))
+    before = store.digest("task 21")
+    data(store)
+    store.remove("task 5")
+    assert store.digest("task 21") == before
+    path = store.save(tmp_path)
+    assert SubnetStore.load(path).digest("task 21") == before
+    found = plain_reader.read(path)["task 21"]
+    assert all(
+        store.tensors("task 21")[n].numpy().tobytes() == v.tobytes() for n, v in found.items()
+    )
 
 
 def test_a_file_grows_linearly_with_its_tasks(tmp_path: Path) -> None:

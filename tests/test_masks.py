@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tinysubnets.errors import SettingError
 from tinysubnets.nn import topk
-from tinysubnets.nn.layout import blocks_of
+from tinysubnets.nn.architecture import TensorSpec
+from tinysubnets.nn.layout import Layout, blocks_of
 
 Bounds = list[tuple[int, int, int]]
 
@@ -193,6 +195,20 @@ def test_blocks_follow_the_rule(shape: tuple[int, ...], block: int) -> None:
     for i, cell in enumerate(cells):
         wide[:, cell] = i
     assert torch.equal(blocks.expand(torch.arange(len(cells)).expand(2, -1)), wide)
+
+
+def test_weights_follow_others_of_their_kernel() -> None:
+    shapes = [(3, 4), (2, 3, 3, 3), (2, 3, 1, 1), (2, 2, 5), (2, 2, 9, 9), (3, 2, 2, 2)]
+    layout = Layout([TensorSpec(f"w{i}", shape) for i, shape in enumerate(shapes)])
+    assert layout.kernels == (1, 9, 1, 5, 1, 4)
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.1, 0.5, 1.0):
+        positions = np.flatnonzero(rng.random(layout.num_weights) < share)
+        kernels = []
+        for (start, stop), width in zip(layout.segments, layout.kernels, strict=True):
+            kernels += [(start, (p - start) // width) for p in positions if start <= p < stop]
+        expected = [i > 0 and kernels[i] == kernels[i - 1] for i in range(len(kernels))]
+        assert layout.follows_in_kernel(positions).tolist() == expected
 
 
 def test_width_one_is_free() -> None:

@@ -180,10 +180,36 @@ def test_networks_are_chosen_by_shape(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[tasks.a]\ndata = "x"\n')
     found = recipe.load(str(file))
-    images = build_architecture(found, (1, 3, 32, 32), 0)
-    vectors = build_architecture(found, (1, 12), 0)
+    images = build_architecture(found, (5000, 3, 32, 32), 0)
+    vectors = build_architecture(found, (5000, 12), 0)
     assert images.rebuild is not None and images.rebuild["network"] == "alexnet"
     assert vectors.shared[0].shape == (100, 12)
+
+
+@pytest.mark.parametrize(("side", "convolutions"), [(18, 2), (32, 3), (64, 4), (100, 4), (224, 5)])
+def test_few_images_get_a_small_network(side: int, convolutions: int, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[tasks.a]\ndata = "x"\n')
+    made = build_architecture(recipe.load(str(file)), (135, 3, side, side), 0)
+    assert made.rebuild is not None and made.rebuild["network"] == "small-cnn"
+    assert made.rebuild["settings"]["convolutions"] == convolutions
+    assert made.num_shared < 300_000  # whatever the size of the images
+
+
+def test_ones_own_data_have_settings_that_fit_few_samples(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[tasks.a]\ndata = "x"\n')
+    found = recipe.load(str(file))
+    assert found.training["kept_epoch"] == "auto" and found.pruning["min_valid"] == 60
+    file.write_text('[tasks.a]\ndata = "x"\n[training]\nkept_epoch = "loss"\n')
+    assert recipe.load(str(file)).training["kept_epoch"] == "loss"
+    for other in ("permuted-digits", "paper/split-cifar100"):
+        plain = recipe.load(other)
+        assert plain.training["kept_epoch"] == "accuracy" and plain.pruning["min_valid"] == 0
+    # A run that another version began is gone on with as it was.
+    begun = found.as_dict() | {"run": {}}
+    begun["training"] = {k: v for k, v in begun["training"].items() if k != "kept_epoch"}
+    assert recipe.complete("mine", begun).training["kept_epoch"] == "accuracy"
 
 
 def test_default_folders_are_new(tmp_path: Path) -> None:

@@ -184,9 +184,21 @@ def test_pictures_and_numbers_get_the_store_s_answers(made: dict[str, Path], add
     assert client.ask("POST", "/predict?task=digits", large, content_type="image/png")[0] == 200
 
 
-def test_without_a_name_the_error_lists_the_tasks(address: str) -> None:
-    status, found, _ = Client(address).ask("POST", "/predict", {"inputs": [0] * 64})
-    assert status == 422 and "'digits'" in found["detail"]
+def test_without_a_name_the_task_is_found_out(made: dict[str, Path], address: str) -> None:
+    store, client = SubnetStore.load(made["A"].parent), Client(address)
+    x = (digits()[0][:9] * 15).astype(np.uint8)
+    wanted = store.predict(x)
+    status, found, _ = client.ask("POST", "/predict", {"inputs": x.tolist()})
+    assert status == 200
+    rows = found["predictions"]
+    assert [r["task"] for r in rows] == wanted.tasks.tolist()
+    assert [r["label"] for r in rows] == wanted.labels.tolist()
+    assert [r["unknown"] for r in rows] == wanted.unknown.tolist()
+    assert np.allclose([r["task_confidence"] for r in rows], wanted.confidence, atol=1e-4)
+    one = client.ask("POST", "/predict", picture(2), content_type="image/png")[1]["predictions"][0]
+    assert (one["task"], one["label"]) == (wanted.tasks[2], wanted.labels[2])
+    for bad in ([0] * 63, [], [[]], 3, "x", [[0] * 64, 1]):
+        assert client.ask("POST", "/predict", {"inputs": bad})[0] in (400, 422)
 
 
 def bomb(width: int = 30_000, height: int = 30_000) -> bytes:
@@ -404,11 +416,12 @@ document.getElementById("page").onload = async event => {
     about: at("about").textContent, problem: at("problem").hidden ? "" : at("problem").textContent,
     wide: page.documentElement.scrollWidth > 360, bold: at("label").querySelectorAll("b").length});
   const seen = [];
+  at("task").value = "digits";
   at("file").files = box.files;
   at("file").dispatchEvent(new Event("change"));
   await until(() => !at("result").hidden);
   seen.push(say());
-  at("task").selectedIndex = 1;  // and for another task
+  at("task").selectedIndex = 2;  // and for another task
   at("task").dispatchEvent(new Event("change"));
   await until(() => at("facts").textContent !== seen[0].facts);
   seen.push(say());

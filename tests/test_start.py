@@ -198,21 +198,22 @@ def test_given_weights_are_where_free_values_start() -> None:
     assert torch.equal(trainer.module.free, flat)
     task_params = dict(zip(trainer.module.names, trainer.module.task_params, strict=True))
     assert torch.equal(task_params["0.bias"], net.get_submodule("0").bias)
-    assert torch.equal(task_params["fc.weight"], net.fc.weight)  # as many classes as the task
+    assert not torch.equal(task_params["fc.weight"], net.fc.weight)  # its classes are others
     wide = learn.begin(task("b", classes=4))
     task_params = dict(zip(wide.module.names, wide.module.task_params, strict=True))
     assert task_params["fc.weight"].shape == (4, 10)
-    assert len(learn.store.settings["given"]) == 64
+    assert learn.store.base is not None and len(learn.store.base.sha256) == 64
 
 
 def test_given_weights_are_taken_when_the_learner_is_made() -> None:
     net = mlp()
     learn = learner(net, init="pretrained")
-    recorded = learn.store.settings["given"]
+    assert learn.store.base is not None
     with torch.no_grad():
         net.get_submodule("0").weight.zero_()
     assert learn.begin(task("a")).module.free[:60].any()
-    assert learner(net, init="pretrained").store.settings["given"] != recorded
+    other = learner(net, init="pretrained").store.base
+    assert other is not None and other.sha256 != learn.store.base.sha256
 
 
 def test_going_on_from_other_given_weights_is_refused() -> None:
@@ -228,3 +229,17 @@ def test_going_on_with_other_blocks_is_refused() -> None:
     learn = learner(block=8)
     with pytest.raises(SettingError, match="block=8"):
         TinySubNets(learn.architecture, store=learn.store)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_the_first_mask_is_the_best_of_a_pretrained_network(block: int) -> None:
+    net = mlp()
+    with torch.no_grad():
+        net.get_submodule("0").weight[0] = 0.0
+    module = learner(net, init="pretrained", density=0.3, block=block).begin(task("a")).module
+    layout, mask = module.layout, module.mask()
+    size = layout.sum(module.free.detach().abs()) / layout.block_sizes
+    for (i, j), keep in zip(layout.block_segments, layout.keep(0.3), strict=True):
+        assert size[i:j][mask[i:j]].min() >= size[i:j][~mask[i:j]].max()
+        assert int(mask[i:j].sum()) == keep
+    assert (module.scores > 0).all()  # 0 has no gradient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -439,3 +440,34 @@ def test_images_come_channels_last_where_the_network_takes_them(views: bool, las
     inputs = batches.batch(torch.arange(5))[0]
     assert inputs.is_contiguous(memory_format=torch.channels_last) == last
     assert torch.equal(inputs, plain)
+
+
+def losses(*pairs: tuple[float, float]) -> Any:
+    """Validation results in order: accuracy and loss of each epoch."""
+    found = iter([EvalResult(accuracy, loss) for accuracy, loss in pairs])
+    return lambda: next(found)
+
+
+EPOCHS = ((0.5, 3.0), (0.8, 2.0), (0.8, 1.0), (0.9, 1.5), (0.9, math.inf), (0.7, 1.1))
+
+
+@pytest.mark.parametrize(
+    ("kept_epoch", "samples", "best"),
+    [
+        ("accuracy", 48, 4),
+        ("loss", 48, 3),
+        ("last", 48, 6),
+        ("auto", 48, 6),  # 12 of them to validate with
+        ("auto", 400, 4),
+        ("last", 400, 6),
+    ],
+)
+def test_the_epoch_that_is_kept(
+    kept_epoch: str, samples: int, best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = learner(training={"epochs": 6, "kept_epoch": kept_epoch})
+    made = learn.begin(task(samples=samples))
+    monkeypatch.setattr(made.training, "validate", losses(*EPOCHS))
+    reports = [made.epoch() for _ in range(6)]
+    assert made.training.progress.best_epoch == best
+    assert [r.epoch for r in reports if r.is_best][-1] == best

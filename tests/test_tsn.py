@@ -17,12 +17,14 @@ from nets import NETWORKS, Residual, data, learned, learner, mlp, stack, task
 from tinysubnets import scenarios
 from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.method import compress
+from tinysubnets.method.compress import is_as_good, store_task_params
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import VARIANTS
 from tinysubnets.networks import build
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.task import Split, Task
+from tinysubnets.training.evaluate import EvalResult
 
 
 def test_the_learner_never_sees_test_data() -> None:
@@ -219,11 +221,70 @@ def test_private_tensors_are_what_is_stored(task_params: int | str) -> None:
     tensors = learn.store.tensors("a")
     for name, coded in subnet.task_params.items():
         assert torch.equal(tensors[name].flatten(), coded.decode())
-        if task_params == 4:
-            assert len(coded.values) <= 16 or coded.codes is None
+        constant = coded.codes is not None and coded.bits == 0
+        if task_params in (4, 8) and not constant:
+            assert coded.grid is not None
+            mantissa = coded.grid.mantissa
+            assert name == "fc.weight" or mantissa == int(task_params) - 1
     if task_params == 16:
         head = subnet.task_params["fc.weight"].decode()
         assert torch.equal(head, head.half().float())
+
+
+def norms(generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Gains and shifts of two norms, one channel of them dead, and a head."""
+    gains = torch.randn(2, 64, generator=generator).mul(0.5).exp()
+    gains[0, 3], gains[1, 5] = 316.0, 1e-3  # hardly any variance; very much
+    shifts = torch.randn(2, 64, generator=generator) * 0.4
+    return {
+        "a.weight": gains[0],
+        "a.bias": shifts[0],
+        "b.weight": gains[1],
+        "b.bias": shifts[1],
+        "b.running_mean": torch.zeros(64),
+        "fc.weight": torch.randn(10, 64, generator=generator) * 0.1,
+        "fc.bias": torch.randn(10, generator=generator) * 0.1,
+    }
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6, 8])
+def test_gains_are_rounded_by_their_share_and_offsets_by_the_typical_one(bits: int) -> None:
+    exact = norms(torch.Generator().manual_seed(0))
+    coded = store_task_params(exact, bits, head="fc")
+    assert list(coded) == list(exact)
+    assert coded["b.running_mean"].bits == 0 and len(coded["b.running_mean"].values) == 1
+    for name in ("a.weight", "b.weight"):
+        share = (coded[name].decode() / exact[name] - 1).abs()
+        assert float(share.max()) <= 2.0**-bits  # the dead channel and the loud one too
+    for name in ("a.bias", "b.bias"):
+        lost = (coded[name].decode() - exact[name]).abs()
+        assert float(lost.max()) <= 2.0**-bits * float(exact[name].abs().max())
+        assert float(lost[exact[name].abs() < 0.25].max()) <= 2.0**-bits * 0.25
+    assert coded["a.weight"].grid == coded["b.weight"].grid
+    assert coded["a.bias"].grid == coded["b.bias"].grid != coded["fc.bias"].grid
+    head = exact["fc.weight"].flatten()
+    lost = (coded["fc.weight"].decode() - head).abs().max()
+    assert float(lost) <= 0.5 * float(head.square().mean().sqrt()) / 2 ** (bits - 3)
+    kept = store_task_params(exact, 32, head="fc")
+    assert all(kept[n].decode().equal(exact[n].flatten()) for n in exact)
+
+
+def test_values_that_are_no_numbers_are_kept_as_they_are() -> None:
+    odd = {"a.bias": torch.tensor([1.0, float("inf"), 2.0]), "a.weight": torch.tensor([1.0, 2.0])}
+    coded = store_task_params(odd, 4, head="fc")
+    assert coded["a.bias"].decode().equal(odd["a.bias"]) and coded["a.bias"].grid is None
+    assert coded["a.weight"].decode().equal(odd["a.weight"])
+
+
+def test_a_sample_more_or_less_does_not_make_parameters_wider() -> None:
+    exact = EvalResult(0.75, 0.8)
+    assert is_as_good(EvalResult(0.748, 5.0), exact, 500, 0.002)  # within the tolerance
+    assert is_as_good(EvalResult(0.744, 0.805), exact, 500, 0.002)  # three images, the same loss
+    assert not is_as_good(EvalResult(0.744, 0.83), exact, 500, 0.002)  # three, and a worse loss
+    assert not is_as_good(EvalResult(0.72, 0.8), exact, 500, 0.002)  # fifteen
+    assert is_as_good(EvalResult(0.725, 0.8), exact, 40, 0.0)  # one of forty
+    assert not is_as_good(EvalResult(0.70, 0.8), exact, 40, 0.0)  # two
+    assert not is_as_good(EvalResult(0.75, float("nan")), exact, 500, 0.002)
 
 
 def test_reported_accuracy_is_that_of_the_stored_task() -> None:

@@ -4,10 +4,11 @@ Those of format 1 were made in the same way by the version that wrote it.
 
     python tests/golden/make.py
 
-Every kind of section is in them: packed and Huffman-coded codes, values in float16 and float32, one
-codebook per layer and per task, masks against nothing, owned sets, scores and earlier masks, block
-masks, statistics, histograms, samples, long normalizations, constant buffers, a nameless owner, an
-empty bank, an isolated task, tensors without bytes, preprocessing, routing, differences, a base.
+Every kind of section is in them: packed and Huffman-coded codes, values in float16 and float32 and
+on grids, as they are and as differences, one codebook per layer and per task, one-bit codes of
+kernels, masks against nothing, owned sets, scores and earlier masks, block masks, statistics,
+histograms, samples, normalizations of one and of many channels, constant buffers, a nameless owner,
+an empty bank, an isolated task, tensors without bytes, preprocessing, routing, differences, a base.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ MODELS = {
     "blocks": lambda: models.store("named", 5, 4),
     "references": models.reference_store,
     "whole": models.whole_store,
+    "kernels": models.kernel_store,
 }
 
 

@@ -61,7 +61,13 @@ from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.dense import DenseModule, Outputs
-from tinysubnets.nn.init import InitKey, initial_task_params, initial_values, weights_hash
+from tinysubnets.nn.init import (
+    InitKey,
+    initial_task_params,
+    initial_values,
+    old_weights_hash,
+    weights_hash,
+)
 from tinysubnets.tasks.checks import check_numbers, task_and_inputs
 from tinysubnets.tasks.loader import Chunks
 from tinysubnets.tasks.normalization import Normalization
@@ -588,7 +594,8 @@ class DenseLearner:
                 f"{before.scenario_type!r}, which its output layer is laid out for; leave it."
             )
         if learner.pretrained is not None and "pretrained" in numbers:
-            if numbers["pretrained"] != weights_hash(learner.pretrained):
+            hashes = (weights_hash(learner.pretrained), old_weights_hash(learner.pretrained))
+            if numbers["pretrained"] not in hashes:
                 raise MismatchError(
                     "init = 'pretrained', but these are not the weights that learning began with; "
                     "pass the same pretrained network as net."
@@ -696,6 +703,7 @@ def _recorded_architecture(
     """The network of a saved model: rebuilt by name, or given again and compared with it."""
     if "architecture" in numbers:
         empty = {"format": VERSION, "classes": [], "tasks": [], "block": 1, "next": 0, "banks": 0}
+        empty["settings"] = {}
         size = sum(t.nbytes for t in tensors.values())
         table = empty | {"architecture": numbers["architecture"]}
         manifest = manifest_of(table, file_bytes=size)

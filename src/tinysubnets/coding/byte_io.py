@@ -78,6 +78,10 @@ class Reader:
         """The next byte."""
         return self.raw(1)[0]
 
+    def peek(self) -> int | None:
+        """The next byte, which stays the next; None at the end."""
+        return self.data[self.position] if self.position < len(self.data) else None
+
     def varint(self, most: int) -> int:
         """The next varint, which must not exceed `most`."""
         value = 0

@@ -52,9 +52,22 @@ def add_task(parser: argparse.ArgumentParser) -> None:
 
 
 def add_net(parser: argparse.ArgumentParser) -> None:
-    """Let the command take the user's own network."""
+    """Let the command take the user's own network, and a base."""
     parser.add_argument(
-        "--net", metavar="MODULE:FUNCTION", help="builds your own network, where it is one"
+        "--net",
+        metavar="MODULE:FUNCTION",
+        help="builds your own network, where it is one; or timm:NAME, torchvision:NAME",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="NAME|FILE",
+        help="the pretrained network that tasks are learned over, with its weights: timm:NAME, "
+        "torchvision:NAME, MODULE:FUNCTION, or a network of the package; or its weights in a file",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="with --base NAME: its weights, .safetensors or .pth, instead of fetched ones",
     )
 
 
@@ -65,6 +78,26 @@ def own_network(options: argparse.Namespace) -> nn.Module | None:
     from tinysubnets import networks
 
     return networks.build(options.net)
+
+
+def given_base(options: argparse.Namespace) -> nn.Module | str | None:
+    """The base that the command line names: a network with its weights, or a file of them."""
+    from tinysubnets import networks
+
+    if options.base is None:
+        if options.weights is not None:
+            raise SettingError("--weights goes with --base NAME, the network that they are for.")
+        return None
+    if networks.is_name(options.base):
+        return networks.pretrained(options.base, options.weights)
+    if options.weights is not None:
+        raise SettingError(f"--weights with --base {options.base}: give --base the network's name.")
+    if not Path(options.base).is_file():
+        raise SettingError(
+            f"--base {options.base}: neither a file of weights nor the name of a network, such as "
+            f"timm:resnet18, my_package.models:build, or one of {', '.join(networks.names())}."
+        )
+    return str(options.base)
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -103,7 +136,8 @@ def _add_predict(subparsers: Any) -> None:
 
 
 def _add_learn(subparsers: Any) -> None:
-    learn = command(subparsers, "learn", "add one more task to a model", _learn)
+    text = "add one more task to a model; with --base, begin a new one over a pretrained network"
+    learn = command(subparsers, "learn", text, _learn)
     add_task(learn)
     learn.add_argument(
         "--data", required=True, metavar="FOLDER", help="a folder of images per class, or an .npz"
@@ -127,6 +161,18 @@ def _add_learn(subparsers: Any) -> None:
         help="give the task a bank for itself, so that it can be removed exactly at any time",
     )
     learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    learn.add_argument(
+        "--size",
+        type=int,
+        metavar="PIXELS",
+        help="the side that images are brought to (default: as earlier tasks, or as the base says)",
+    )
+    learn.add_argument("--head", metavar="NAME", help="of a new model: the network's last layer")
+    learn.add_argument(
+        "--embed-base",
+        action="store_true",
+        help="put the base's weights into the model, so that it can be used without them",
+    )
     add_net(learn)
 
 
@@ -215,15 +261,18 @@ def _verify(options: argparse.Namespace) -> int:
     from tinysubnets import format as artifact
 
     try:
-        checked = artifact.check(options.model, own_network(options))
+        checked = artifact.check(options.model, own_network(options), given_base(options))
     except ArtifactError as error:
-        if options.net is not None and isinstance(error, MismatchError):
+        given = options.net is not None or options.base is not None
+        if given and isinstance(error, MismatchError):
             raise  # the network that was given is wrong, not the file
         print(f"tsn: {options.model}: {for_terminal(str(error), keep=LINE_END)}", file=sys.stderr)
         return 1
     network = "network rebuilt"
     if not checked.is_rebuilt:
         network = "network not at hand (your own; give it with --net to check that it fits)"
+    if checked.without_base:
+        network += f"; {len(checked.without_base)} tasks not put together: give their --base"
     print(
         f"fine: {checked.file_bytes:,} bytes, {checked.num_sections} sections, "
         f"{checked.num_tasks} tasks, every hash right, everything decoded; {network}."
@@ -231,12 +280,18 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def _predict(options: argparse.Namespace) -> int:
+def _loaded(options: argparse.Namespace, task: str | None = None) -> SubnetStore:
+    """The model that the command line names, with the network and base that it gives."""
     from tinysubnets.model.store import SubnetStore
 
+    base = given_base(options)
+    return SubnetStore.load(options.model, own_network(options), task=task, base=base)
+
+
+def _predict(options: argparse.Namespace) -> int:
     if options.task is not None and (options.among or options.together):
         raise SettingError("--among and --together find the task; --task names it already.")
-    store = SubnetStore.load(options.model, own_network(options), task=options.task)
+    store = _loaded(options, options.task)
     if options.task is None:
         return _predict_routed(store, options)
     names, inputs = _read_inputs(store, [options.task], options.files)
@@ -307,56 +362,142 @@ def _read_inputs(
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from tinysubnets.datasets.user_files import read_task
-    from tinysubnets.experiments import methods
+    from tinysubnets.format import model_path
     from tinysubnets.method.base import check_name
     from tinysubnets.method.learner import TinySubNets
 
-    made_by = methods.made_by(options.model)
-    overrides = [_placed(a, str(made_by)) for a in options.assignments]
-    learner = methods.resume(
-        options.model, own_network(options), device=options.device, overrides=overrides
-    )
-    if learner.store is None:
+    is_new = not model_path(options.model).exists() and options.base is not None
+    learner = _new_learner(options) if is_new else _resumed(options)
+    store = learner.store
+    if store is None:
         raise MismatchError(
-            f"this model was made by {made_by}, a baseline with one dense network; `tsn learn` "
-            "adds tasks to models of subnets. From Python its learner goes on by resume(folder)."
+            f"this model was made by {learner.name}, a baseline with one dense network; `tsn "
+            "learn` adds tasks to models of subnets. From Python its learner goes on by "
+            "resume(folder)."
         )
     # All before data are decoded and anything is learned in vain.
     if options.replace:
-        learner.store.subnet(options.task)
+        store.subnet(options.task)
     else:
         check_name(options.task, learner.tasks)
-    isolated = options.isolated or (options.replace and learner.store.subnet(options.task).isolated)
+    isolated = options.isolated or (options.replace and store.subnet(options.task).isolated)
     if isolated and not isinstance(learner, TinySubNets):
-        raise MismatchError(f"--isolated: {made_by} keeps all tasks in the same banks.")
+        raise MismatchError(f"--isolated: {learner.name} keeps all tasks in the same banks.")
+    if options.embed_base:
+        store.embed_base_()
+    if is_new:
+        store.reserve(options.model)
     file = _writable(options.model)
-    before = file.stat().st_size
-    samples = [s.sample for s in learner.store.subnets.values()]
-    if options.replace:
-        samples.append(learner.store.subnet(options.task).sample)
-    task = read_task(options.task, options.data, samples, learner.settings.seed)
+    before = file.stat().st_size if file.exists() else 0
+    task = _read_task(options, store, learner.settings.seed)
     shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
     print(
         f"{for_terminal(task.name)}: {len(task.train)} training and {len(task.valid)} validation "
         f"samples of {shape}, {task.num_classes} classes"
     )
     if options.replace:
-        kept = _replace(learner, learner.store, task, isolated)
+        kept = _replace(learner, store, task, isolated)
     else:
         _train(learner, task, isolated)
         kept = True
     if not kept:
         print(f"{file}: as it was")
         return 0
-    path = _save(learner.store, file)
-    report, after = learner.reports[task.name], path.stat().st_size
-    print(
-        f"validation accuracy {100 * report.valid_accuracy:.2f} %; bank {report.bank} "
-        f"({for_terminal(report.reason)}); {report.bits} bits\n"
-        f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})"
-    )
+    path = _save(store, file)
+    after = path.stat().st_size
+    show_report(learner.reports[task.name])
+    print(f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})")
     return 0
+
+
+def _resumed(options: argparse.Namespace) -> Learner:
+    """The learner of the model that the command line names."""
+    from tinysubnets.experiments import methods
+
+    if options.head is not None:
+        raise SettingError("--head is for a new model; this one has its head.")
+    overrides = [_placed(a, str(methods.made_by(options.model))) for a in options.assignments]
+    return methods.resume(
+        options.model,
+        own_network(options),
+        device=options.device,
+        overrides=overrides,
+        base=given_base(options),
+    )
+
+
+def _new_learner(options: argparse.Namespace) -> Learner:
+    """A learner that begins a model over the base that the command line names."""
+    from torch import nn
+
+    from tinysubnets import config, networks
+    from tinysubnets.method.learner import TinySubNets
+    from tinysubnets.nn.architecture import Architecture
+
+    if options.replace:
+        raise SettingError(f"--replace: there is no model at {options.model} yet.")
+    base = given_base(options)
+    if not isinstance(base, nn.Module):
+        if options.net is None:
+            raise SettingError(
+                f"--base {options.base} is a file of weights; say which network they are for: "
+                f"--base NAME --weights {options.base}."
+            )
+        base = networks.pretrained(options.net, options.base)
+    architecture = Architecture(base, options.head, base="frozen")
+    tables = config.override({}, [_placed(a, TinySubNets.name) for a in options.assignments])
+    if strange := sorted(tables.keys() - {TinySubNets.name, "training", "pruning"}):
+        known = (TinySubNets.name, "training", "pruning")
+        raise SettingError(unknown("table of settings", strange[0], known))
+    learner = TinySubNets(
+        architecture,
+        training=tables.get("training"),
+        pruning=tables.get("pruning"),
+        device=options.device,
+        **tables.get(TinySubNets.name, {}),
+    )
+    known_base, expected = learner.store.base, architecture.expected_inputs
+    assert known_base is not None
+    print(
+        f"a new model over {for_terminal(known_base.name)}: {architecture.num_shared:,} shared "
+        f"weights, SHA-256 {known_base.sha256[:16]}…; head {architecture.head!r}"
+        + (f"; trained on {expected}" if expected is not None else "")
+    )
+    return learner
+
+
+def _read_task(options: argparse.Namespace, store: SubnetStore, seed: int) -> Task:
+    """The task in the data that the command line names, in the form of earlier ones or the base's.
+
+    Over a base all tasks are normalized alike: as the base was trained, or as the first task.
+    """
+    import torch
+
+    from tinysubnets.datasets.user_files import read_task
+    from tinysubnets.model.subnet import Sample
+
+    samples = [s.sample for s in store.subnets.values()]
+    if options.replace:
+        samples.append(store.subnet(options.task).sample)
+    expected, normalization = store.architecture.expected_inputs, None
+    if store.settings.get("base") == "frozen":
+        learned = next(iter(store.subnets.values()), None)
+        normalization = None if learned is None else learned.normalization
+        if normalization is None and expected is not None:
+            normalization = expected.normalization
+    is_folder = Path(options.data).suffix != ".npz"
+    if options.size is not None and not is_folder:
+        raise SettingError("--size is for folders of images; arrays are taken as they are.")
+    if options.size is not None and options.size < 1:
+        raise SettingError(f"--size {options.size}: give a number of pixels, at least 1.")
+    known = [s for s in samples if s is not None and len(s.shape) == 3]
+    channels = known[-1].shape[0] if known else 3 if expected is None else expected.channels
+    size = options.size
+    if size is None and not known and expected is not None:
+        size = expected.size
+    if size is not None and is_folder:
+        samples.append(Sample(torch.uint8, (channels, size, size)))
+    return read_task(options.task, options.data, samples, seed, normalization)
 
 
 def _replace(learner: Learner, store: SubnetStore, task: Task, isolated: bool) -> bool:
@@ -393,10 +534,8 @@ def _replace(learner: Learner, store: SubnetStore, task: Task, isolated: bool) -
 
 
 def _rename(options: argparse.Namespace) -> int:
-    from tinysubnets.model.store import SubnetStore
-
     file = _writable(options.model)
-    store = SubnetStore.load(options.model, own_network(options))
+    store = _loaded(options)
     store.rename(options.old, options.new)
     old, new = for_terminal(options.old), for_terminal(options.new)
     print(f"{_save(store, file)}: {old!r} is now called {new!r}")
@@ -404,11 +543,9 @@ def _rename(options: argparse.Namespace) -> int:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from tinysubnets.model.store import SubnetStore
-
     file = _writable(options.model)
     before = file.stat().st_size
-    store = SubnetStore.load(options.model, own_network(options))
+    store = _loaded(options)
     later = store.learned_beside(options.task) if options.exact else ()
     if later:
         names = ", ".join(map(for_terminal, later))
@@ -522,6 +659,7 @@ def _train(learner: Learner, task: Task, isolated: bool) -> None:
     while not trainer.finished:
         report = trainer.epoch()
         text = (
+            f"{report.stage + '  ' if report.stage else ''}"
             f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
             f"valid {100 * report.valid_accuracy:.2f} %"
         )
@@ -537,14 +675,13 @@ def _train(learner: Learner, task: Task, isolated: bool) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from tinysubnets.format import onnx as export
-    from tinysubnets.model.store import SubnetStore
 
     suffix = Path(options.out).suffix
     if suffix not in (".onnx", ".pt2"):
         raise SettingError(f"{options.out}: write to a file that ends in .onnx or .pt2.")
     if options.int8 and options.data is None:
         raise SettingError("--int8 needs --data: images per class or .npz to calibrate with.")
-    store = SubnetStore.load(options.model, own_network(options), task=options.task)
+    store = _loaded(options, options.task)
     if options.all_tasks:
         return _export_all(store, options)
     if suffix == ".pt2":
@@ -648,6 +785,31 @@ def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:
 # Tables.
 
 
+def show_report(report: Any) -> None:
+    """Print what learning a task came to, rung by rung where it climbed a ladder."""
+    from tinysubnets.model.subnet import NO_BANK
+
+    if not report.rungs:
+        where = report.reason if report.bank == NO_BANK else f"bank {report.bank} ({report.reason})"
+        print(
+            f"validation accuracy {100 * report.valid_accuracy:.2f} %; {for_terminal(where)}; "
+            f"{report.bits} bits"
+        )
+        return
+    rows = [
+        (
+            rung.name,
+            "climbed" if rung.taken else "not worth it",
+            _percent(rung.valid_accuracy),
+            "" if not place else f"{rung.gain:+.2f}",
+            f"{rung.extra_bytes:,}",
+        )
+        for place, rung in enumerate(report.rungs)
+    ]
+    print(text_table(rows, ("rung", "", "valid. acc.", "gain, points", "more bytes"), num_labels=2))
+    print(f"validation accuracy {100 * report.valid_accuracy:.2f} %")
+
+
 def show_model(found: Mapping[str, Any]) -> None:
     """Print what `format.inspect` found."""
     ledger, masks, room = found["ledger"], found["masks"], found["room"]
@@ -658,6 +820,12 @@ def show_model(found: Mapping[str, Any]) -> None:
         f"{for_terminal(str(named))}, {found['num_weights']:,} shared weights "
         f"({4 * found['num_weights']:,} bytes dense), one mask bit per {_block(found['block'])}"
     )
+    if (base := found["base"]) is not None:
+        held = "its weights are in the file" if base["embedded"] else "its weights are not in it"
+        print(
+            f"base {for_terminal(base['name'])} ({for_terminal(base['source'])}), SHA-256 "
+            f"{base['sha256']}; {held}"
+        )
     print(f"\ntasks\n{_tasks(found['tasks'])}")
     if len(found["tensors"]) <= MAX_TENSORS:
         print(f"\nshared tensors\n{_tensors(found['tensors'])}")
@@ -711,23 +879,26 @@ def show_routed(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _tasks(tasks: Sequence[Mapping[str, Any]]) -> str:
-    labels = ("task", "classes", "mask coded against")
-    numbers = ("bank", "bits", "density", "new weights", "valid. acc.", "bytes")
-    rows = [
-        (
-            task["name"],
-            _names(task["classes"]),
-            task["mask_against"],
-            str(task["bank"]),
-            str(task["bits"]),
-            f"{task['density']:.4f}",
-            f"{task['new_weights']:,}",
-            "" if task["valid_accuracy"] is None else _percent(task["valid_accuracy"]),
-            f"{task['bytes']:,}",
-        )
-        for task in tasks
-    ]
-    return text_table(rows, (*labels, *numbers), num_labels=len(labels))
+    columns: dict[str, list[str]] = {
+        "task": [t["name"] for t in tasks],
+        "classes": [_names(t["classes"]) for t in tasks],
+        "mask coded against": [t["mask_against"] for t in tasks],
+    }
+    if any(t["added_to"] for t in tasks):
+        columns["added to"] = [t["added_to"] or "" for t in tasks]
+    num_labels = len(columns)
+    columns |= {
+        "bank": ["" if t["bank"] < 0 else str(t["bank"]) for t in tasks],
+        "bits": [str(t["bits"]) for t in tasks],
+        "density": [f"{t['density']:.4f}" for t in tasks],
+        "new weights": [f"{t['new_weights']:,}" for t in tasks],
+        "valid. acc.": [
+            "" if t["valid_accuracy"] is None else _percent(t["valid_accuracy"]) for t in tasks
+        ],
+        "bytes": [f"{t['bytes']:,}" for t in tasks],
+    }
+    rows = list(zip(*columns.values(), strict=True))
+    return text_table(rows, tuple(columns), num_labels=num_labels)
 
 
 def _tensors(tensors: Sequence[Mapping[str, Any]]) -> str:

@@ -56,6 +56,14 @@ def _add_run(commands: Any) -> None:
     run.add_argument("--method", help="the method, see tsn list (default: the recipe's)")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--out", metavar="DIR", help="the run folder (default: below runs/)")
+    run.add_argument(
+        "--embed-base",
+        action="append_const",
+        dest="assignments",
+        default=[],
+        const="network.embed_base=true",
+        help="put the weights of a frozen base into the model, so that it can be used without them",
+    )
     add_run_options(run)
     _add_processes(run)
     add_output_options(run)

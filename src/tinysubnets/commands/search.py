@@ -121,7 +121,7 @@ def _planned(options: argparse.Namespace) -> SearchPlan:
     # All data are looked at before anything is trained: a missing set must not cost hours.
     scenario = untested(chosen, seeds[0], data)
     tasks = [scenario.task(i) for i in range(len(scenario.names))]
-    shape = tuple(tasks[0].valid.inputs(slice(0, 1)).shape)
+    shape = (len(tasks[0].train), *tasks[0].valid.inputs(slice(0, 1)).shape[1:])
     space = read_space(chosen, options.space, table, shape=shape, num_tasks=len(tasks))
     return SearchPlan(
         recipe=chosen,

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tinysubnets.commands.model import add_net, command, own_network
+from tinysubnets.commands.model import add_net, command, given_base, own_network
 from tinysubnets.errors import ArtifactError, SettingError
 from tinysubnets.text import for_terminal
 
@@ -96,6 +96,7 @@ def _serve(options: argparse.Namespace) -> int:
     models = Models(
         options.model,
         net=own_network(options),
+        base=given_base(options),
         device=pick_device(options.device),
         memory_bytes=options.memory * 10**6,
         say=_say,

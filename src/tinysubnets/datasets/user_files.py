@@ -15,6 +15,7 @@ from tinysubnets.datasets.loaders import TEST_FOLDERS, load_folder, load_npz
 from tinysubnets.errors import DataError, TaskError
 from tinysubnets.model.subnet import Sample, Subnet
 from tinysubnets.tasks.checks import as_tensor, check_finite
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
@@ -91,13 +92,25 @@ def read_folder(
     return parts
 
 
-def read_task(name: str, data: str, samples: Sequence[Sample | None], seed: int) -> Task:
-    """A task from a folder or an .npz, with inputs like those the model knows already."""
+def read_task(
+    name: str,
+    data: str,
+    samples: Sequence[Sample | None],
+    seed: int,
+    normalization: Normalization | None = None,
+) -> Task:
+    """A task from a folder or an .npz, with inputs like those the model knows already.
+
+    - `normalization`: that of a pretrained network, where its channels fit; else it is fitted.
+    """
     known = [s for s in reversed(samples) if s is not None]
     if Path(data).suffix != ".npz":
         # Of tasks learned from pixels and from other numbers, images are to be like the former.
         known.sort(key=lambda s: s.dtype != torch.uint8)
     inputs, labels = read_labeled(data, known[0] if known else None, name)
+    fits = normalization is not None and inputs.dtype == np.uint8 and inputs.ndim == 4
+    if normalization is not None and fits and inputs.shape[1] == len(normalization.mean):
+        return Task.from_arrays(name, inputs, labels, seed=seed, normalization=normalization)
     return Task.from_arrays(name, inputs, labels, seed=seed)
 
 

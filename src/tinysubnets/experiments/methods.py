@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tinysubnets.method.base import Learner
+    from tinysubnets.model.bank import BaseSource
     from tinysubnets.nn.architecture import Architecture
 
 
@@ -149,12 +150,23 @@ def resume(
     *,
     device: str | torch.device = "auto",
     overrides: Iterable[str] = (),
+    base: BaseSource | None = None,
 ) -> Learner:
-    """The learner of a saved model, by the method that made it; see `Learner.resume`."""
+    """The learner of a saved model, by the method that made it; see `Learner.resume`.
+
+    - `base`: the pretrained weights that a model of subnets was learned over.
+    """
+    from tinysubnets.method.core import MaskedLearner
+
     name = made_by(folder)
     if name not in _METHODS:
         raise MismatchError(f"this model was made by {name!r}, which is no method of this version.")
-    return learner_class(name).resume(folder, net, device=device, overrides=overrides)
+    learner = learner_class(name)
+    if issubclass(learner, MaskedLearner):
+        return learner.resume(folder, net, device=device, overrides=overrides, base=base)
+    if base is not None:
+        raise MismatchError(f"base: this model was made by {name}, which knows none; leave it out.")
+    return learner.resume(folder, net, device=device, overrides=overrides)
 
 
 def made_by(folder: str | os.PathLike[str]) -> str | None:

@@ -17,6 +17,7 @@ from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.core import SubnetReport
 from tinysubnets.method.progress import duration
 from tinysubnets.method.pruning import PruningStep
+from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.text import for_terminal
 from tinysubnets.training.loop import EpochReport
 
@@ -28,7 +29,8 @@ class Clock:
 
     That is compression with post-pruning, and measuring all tasks so far. How long it takes is
     known from earlier tasks, or in the first one from the steps of post-pruning; before that only
-    the epochs are, and `is_least` says so.
+    the epochs are, and `is_least` says so. Where tasks climb ladders, nobody knows how many epochs
+    are left: then the time is that of the tasks learned so far.
 
     - `now`: gives the seconds of a clock.
     """
@@ -41,6 +43,8 @@ class Clock:
         self._epoch_seconds: list[float] = []
         self._finish_seconds: list[float] = []  # from a task's last epoch until it was learned
         self._finish_began: float | None = None  # None while epochs are trained
+        self._began = self._learned = self._last  # of the first task, and of the last one learned
+        self.num_learned, self.climbs = 0, False
         self._pruning: tuple[float, PruningStep, PruningStep] | None = None  # since, first, last
 
     def see(self, event: Event) -> None:
@@ -52,8 +56,10 @@ class Clock:
             self.total = event.num_tasks * event.epochs
             self.done = event.index * event.epochs + event.first_epoch
             self._finish_began = self._pruning = None
+            self._began = now if not self.num_learned else self._began
         elif isinstance(event, EpochReport):
-            self.done += 1
+            self.climbs = self.climbs or bool(event.stage)
+            self.done = min(self.done + 1, self.total)
             self._epoch_seconds.append(now - since)
             self._finish_began = now
         elif isinstance(event, PruningStep):
@@ -61,7 +67,8 @@ class Clock:
             self._pruning = began, first, event
         elif isinstance(event, TaskLearned):
             self.done = (event.index + 1) * (self.total // max(1, self.num_tasks))
-            self.index = event.index + 1
+            self.index, self._learned = event.index + 1, now
+            self.num_learned += 1
             if self._finish_began is not None:
                 self._finish_seconds.append(now - self._finish_began)
             self._finish_began = self._pruning = None
@@ -69,11 +76,16 @@ class Clock:
     @property
     def is_least(self) -> bool:
         """Whether the time left is that of epochs alone, because nothing else is known yet."""
-        return self._one_finish() is None
+        return self._one_finish() is None and not self.climbs
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate, None before the first epoch."""
+        """An estimate, None before the first epoch; with ladders, before the first task."""
+        if self.climbs:
+            if not self.num_learned:
+                return None
+            each = (self._learned - self._began) / self.num_learned
+            return max(0.0, each * (self.num_tasks - self.index) - (self.now() - self._learned))
         if not self._epoch_seconds:
             return None
         left = _mean(self._epoch_seconds) * (self.total - self.done)
@@ -190,7 +202,8 @@ def open_display(stream: TextIO | None = None) -> PlainDisplay | LiveDisplay:
 def describe_step(step: EpochReport | PruningStep, clock: Clock) -> str:
     """An epoch, or a step of post-pruning, in one line with the time left of the whole run."""
     if isinstance(step, EpochReport):
-        text = f"epoch {step.epoch}/{step.epochs}  loss {step.loss:.4f}"
+        stage = f"{step.stage}  " if step.stage else ""
+        text = f"{stage}epoch {step.epoch}/{step.epochs}  loss {step.loss:.4f}"
         accuracy = step.valid_accuracy
     else:
         text, accuracy = f"post-pruning {step.step}/{step.steps}", step.accuracy
@@ -204,7 +217,12 @@ def describe_task(event: TaskLearned) -> str:
     report, accuracy = event.report, event.row[event.index]
     parts = ["accuracy not measured" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"]
     if isinstance(report, SubnetReport):
-        parts.append(f"bank {report.bank}, {report.bits} bits, density {report.density:.3f}")
+        kept = f"{report.bits} bits, density {report.density:.3f}"
+        if report.rungs:
+            kept = f"{[r.name for r in report.rungs if r.taken][-1]}, density {report.density:.4f}"
+        elif report.bank != NO_BANK:
+            kept = f"bank {report.bank}, {kept}"
+        parts.append(kept)
     name = for_terminal(report.name)
     place = f"{event.index + 1}/{event.num_tasks} {name}"
     return f"learned {place} in {event.seconds:.1f} s: {'; '.join(parts)}"
@@ -301,7 +319,8 @@ def _banks(decisions: Mapping[str, Mapping[str, Any]]) -> str:
     ):
         names = [name for name, _ in found]
         who = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        lines.append(for_terminal(f"  {who}: bank {bank} ({reason})"))
+        where = reason if bank == NO_BANK else f"bank {bank} ({reason})"
+        lines.append(for_terminal(f"  {who}: {where}"))
     return "\n".join(lines)
 
 

@@ -3,7 +3,10 @@
     scenario = "permuted-digits"     a name of `tsn list`, or "own" with tables [tasks.NAME]
     method = "tsn"
     [data]                           settings of the scenario
-    [network]                        a name, and the settings of that network
+    [network]                        a name, and the settings of that network; head, the name of its
+                                     last layer; pretrained = true or weights = "FILE"; and
+                                     base = "frozen" to learn tasks over these weights, which
+                                     embed_base = true puts into the model
     [tsn]                            settings of the method; each method has its own table
     [training]  [pruning]  [routing]
     [search]                         what `tsn search` tries; nothing else looks at it
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +30,12 @@ from tinysubnets.experiments.metrics import MATRICES, MatrixKind
 from tinysubnets.experiments.run_dir import FORMAT
 
 if TYPE_CHECKING:
+    from tinysubnets.method.base import Learner
     from tinysubnets.nn.architecture import Architecture
+    from tinysubnets.tasks.task import Task
 
 DEFAULT = "best/permuted-digits"
+FEW_IMAGES = 2000  # training images up to which a small network is chosen
 _PLAIN = ("scenario", "method")
 _TABLES = ("data", "network", "training", "pruning", "routing", "search")
 
@@ -130,22 +136,24 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise SettingError(f"cannot read the recipe {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingError(f"{path} is not valid TOML: {error}.") from error
+    if isinstance(network := values.get("network"), dict):
+        values["network"] = _anchored(network, path.parent, "weights")
     tasks = values.pop("tasks", None)
     if tasks is not None:
         if not isinstance(tasks, Mapping) or not all(isinstance(t, dict) for t in tasks.values()):
             raise SettingError(f"{path}: tasks are tables named [tasks.NAME], one for each task.")
         values.setdefault("scenario", "own")
         values.setdefault("data", {})["tasks"] = {
-            name: _anchored(table, path.parent) for name, table in tasks.items()
+            name: _anchored(table, path.parent, "data") for name, table in tasks.items()
         }
     return values
 
 
-def _anchored(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A task's table with a relative path of its data, if that exists there, made absolute."""
-    data = table.get("data")
-    if isinstance(data, str) and (folder / Path(data).expanduser()).exists():
-        return dict(table) | {"data": str((folder / Path(data).expanduser()).resolve())}
+def _anchored(table: Mapping[str, Any], folder: Path, key: str) -> dict[str, Any]:
+    """A table with a relative path below that key, if it exists there, made absolute."""
+    path = table.get(key)
+    if isinstance(path, str) and (folder / Path(path).expanduser()).exists():
+        return dict(table) | {key: str((folder / Path(path).expanduser()).resolve())}
     return dict(table)
 
 
@@ -157,6 +165,8 @@ def complete(name: str, values: Mapping[str, Any]) -> Recipe:
 
     given = {k: v for k, v in values.items() if k != "run"}  # a run's config.toml is a recipe too
     _check_keys(given)
+    if given.get("scenario") == "own" and "run" not in values:
+        given = config.merge(fitting_few_samples(), given)
     scenario, method = str(given.get("scenario", "")), str(given.get("method", "tsn"))
     if not scenario:
         raise SettingError(f'{name}: no scenario. Write scenario = "…" or tables [tasks.NAME].')
@@ -167,12 +177,28 @@ def complete(name: str, values: Mapping[str, Any]) -> Recipe:
         scenario,
         method,
         config.to_dict(scenarios.settings(scenario, given.get("data"))),
-        {"name": "auto"} | dict(given.get("network", {})),
+        _network(given.get("network", {})),
         _without_seed(config.build(learners.settings_class(method), own, entry.table)),
         config.to_dict(config.build(TrainingSettings, given.get("training"), "training")),
         config.to_dict(config.build(PruningSettings, given.get("pruning"), "pruning")),
         config.to_dict(config.build(RoutingSettings, given.get("routing"), "routing")),
     )
+
+
+def fitting_few_samples() -> dict[str, Any]:
+    """Settings that fit tasks of few samples and change nothing for others; for one's own data."""
+    from tinysubnets.tasks.task import FEW_VALID
+
+    return {"training": {"kept_epoch": "auto"}, "pruning": {"min_valid": FEW_VALID}}
+
+
+def _network(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of the network; a file of weights by its whole path, wherever one goes on from."""
+    out = {"name": "auto"} | dict(given)
+    weights = out.get("weights")
+    if isinstance(weights, str) and Path(weights).expanduser().is_file():
+        out["weights"] = str(Path(weights).expanduser().resolve())
+    return out
 
 
 def _check_keys(given: Mapping[str, Any]) -> None:
@@ -279,27 +305,55 @@ class Plan:
 
 
 def build_architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Architecture:
-    """The recipe's network; "auto" chooses one for the shape of the inputs."""
+    """The recipe's network; "auto" chooses one for the inputs.
+
+    - `shape`: that of all training inputs of the first task: how many, and what each looks like.
+    """
     import torch
 
     from tinysubnets import networks
     from tinysubnets.nn.architecture import Architecture
 
-    settings = {k: v for k, v in recipe.network.items() if k not in ("name", "head")}
-    name = str(recipe.network["name"])
+    given = {k: v for k, v in recipe.network.items() if k != "embed_base"}
+    name, head, base = str(given.pop("name")), given.pop("head", None), given.pop("base", None)
+    weights = given.pop("weights", None)
+    is_pretrained = weights is not None or bool(given.get("pretrained")) or base is not None
+    settings = {k: v for k, v in given.items() if k != "pretrained" or ":" in name}
     if name == "auto":
         name, settings = _network_for(shape, settings)
     # Forked and seeded: weights of the network matter where learning starts from them.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = networks.build(name, **settings)
-    head = str(recipe.network.get("head", "fc"))
-    return Architecture(net, head, rebuild={"network": name, "settings": settings})
+        if is_pretrained:
+            net = networks.pretrained(name, weights, **settings)
+        else:
+            net = networks.build(name, **settings)
+    settings.pop("pretrained", None)
+    rebuild = {"network": name, "settings": settings}
+    return Architecture(net, head, rebuild=rebuild, base=base)
+
+
+def as_expected(task: Task, learner: Learner) -> Task:
+    """A task normalized as the pretrained network that it is learned with expects its images."""
+    expected = learner.architecture.expected_inputs
+    uses = learner.architecture.base is not None or learner.settings.init == "pretrained"
+    if expected is None or not uses:
+        return task
+    sample = task.train.inputs(slice(0, 1))
+    fits = str(sample.dtype) == "torch.uint8" and sample.ndim == 4
+    if not fits or sample.shape[1] != expected.channels:
+        return task
+    return replace(task, normalization=expected.normalization)
 
 
 def _network_for(shape: tuple[int, ...], given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A network for inputs of that shape: convolutions for images, else fully connected."""
     if len(shape) == 4 and shape[2] == shape[3] >= 18:
+        if shape[0] < FEW_IMAGES:
+            # Pooled down to 4 to 7 pixels, whatever the size: the weights do not grow with it.
+            convolutions = (shape[2] // 4).bit_length() - 1
+            small = {"in_channels": shape[1], "image_size": shape[2], "convolutions": convolutions}
+            return "small-cnn", small | given
         return "alexnet", {"in_channels": shape[1], "image_size": shape[2], "hidden": 512} | given
     features = 1
     for size in shape[1:]:

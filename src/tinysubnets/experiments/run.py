@@ -39,14 +39,15 @@ from tinysubnets.experiments.metrics import (
     measure_row,
     share_right,
 )
-from tinysubnets.experiments.recipe import Plan, build_architecture
+from tinysubnets.experiments.recipe import Plan, Recipe, as_expected, build_architecture
 from tinysubnets.experiments.routing import without_task
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.method.base import TaskTrainer
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.pruning import PruningStep
-from tinysubnets.tasks.task import Task
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import FEW_VALID, Task, few_samples
 from tinysubnets.training import distributed
 from tinysubnets.training.loop import EpochReport
 from tinysubnets.training.precision import fitting_threads, pick_device
@@ -110,7 +111,8 @@ class Experiment:
         tasks = [self._described(self.scenario.task(i)) for i in range(len(self.scenario.names))]
         self.probes = [probe for probe, _ in tasks]
         self.sizes = [sizes for _, sizes in tasks]
-        shape = tuple(self.probes[0].data.inputs(slice(0, 1)).shape)
+        sample = self.probes[0].data.inputs(slice(0, 1)).shape[1:]
+        shape = (self.sizes[0]["train"], *sample)
         architecture = build_architecture(recipe, shape, plan.seed)
         if plan.threads is None:
             plan = replace(plan, threads=fitting_threads(architecture.num_shared))
@@ -130,6 +132,7 @@ class Experiment:
             device=plan.device,
             seed=plan.seed,
         )
+        self.chosen = _chosen(recipe, self.learner.architecture, shape)
         self.matrix: list[Row] = []
         self.notes: list[str] = []
         self._confusions: list[np.ndarray] = []  # of every task, when all are learned
@@ -171,6 +174,8 @@ class Experiment:
     def steps(self) -> Iterator[Event]:
         """The run, one event at a time: epochs, pruning steps, learned tasks, and the result."""
         yield from self._note(distributed.slower_because(self.learner.device))
+        if self.chosen:
+            yield Note(self.chosen)
         for index in range(len(self.matrix), len(self.probes)):
             yield from self._learn(index)
         yield Finished(self._finish())
@@ -208,7 +213,7 @@ class Experiment:
         self.learner.restore_(*checkpoint.learned)
         numbers = checkpoint.numbers
         for index in range(len(numbers["matrix"])):  # joint training keeps all data, this none
-            self.learner.revisit_(self.scenario.task(index))
+            self.learner.revisit_(as_expected(self.scenario.task(index), self.learner))
         self.matrix, self.notes = [list(row) for row in numbers["matrix"]], list(numbers["notes"])
         self._seconds = float(numbers["seconds"])
         self._learned_is_saved = True
@@ -216,7 +221,7 @@ class Experiment:
 
     def _learn(self, index: int) -> Iterator[Event]:
         """One task from its first or resumed epoch to its row of the accuracy matrix."""
-        task = self.scenario.task(index)
+        task = as_expected(self.scenario.task(index), self.learner)
         yield from self._begin_task(task)
         assert self._trainer is not None
         trainer = self._trainer
@@ -258,6 +263,8 @@ class Experiment:
 
     def _begin_task(self, task: Task) -> Iterator[Note]:
         """Set up the task's trainer, at the epoch of the checkpoint where there is one."""
+        if self.plan.recipe.scenario == "own" and (few := few_samples(task)):
+            yield from self._note(f"{few}: {_done_about_it(self.plan.recipe)}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self._trainer = self.learner.begin(task)
@@ -319,6 +326,8 @@ class Experiment:
         folder = self.folder.path / "model"
         # Of a process that was killed between its model and its result.
         shutil.rmtree(folder, ignore_errors=True)
+        if self.plan.recipe.network.get("embed_base") and self.learner.store is not None:
+            self.learner.store.embed_base_()
         with friendly_os_errors(self.folder.path):
             return self.learner.save(folder).stat().st_size
 
@@ -344,3 +353,25 @@ def _read(folder: RunDir, checkpoints: Checkpoints) -> tuple[dict[str, Any], Che
         checkpoints.remove()  # of a process that was killed right after its result
         raise RunError(f"{folder.path} is finished: there is nothing to resume.")
     return kept, checkpoints.load()
+
+
+def _chosen(recipe: Recipe, architecture: Architecture, shape: tuple[int, ...]) -> str:
+    """Which network was chosen where the recipe leaves it open; nothing where it does not."""
+    if recipe.network["name"] != "auto" or architecture.rebuild is None:
+        return ""
+    settings = ", ".join(f"{k} = {v}" for k, v in architecture.rebuild["settings"].items())
+    return (
+        f"the network {architecture.rebuild['network']} ({settings}) with "
+        f"{architecture.num_shared:,} shared weights is chosen for {shape[0]:,} samples of "
+        f"{'x'.join(map(str, shape[1:]))}; a table [network] names another"
+    )
+
+
+def _done_about_it(recipe: Recipe) -> str:
+    """What a run does about few validation samples, and what it could do."""
+    keeps_last = recipe.training["kept_epoch"] in ("auto", "last")
+    done = ["the last epoch is kept"] if keeps_last else []
+    done += ["nothing is post-pruned"] if recipe.pruning["min_valid"] >= FEW_VALID else []
+    if len(done) == 2:
+        return " and ".join(done)
+    return 'set training.kept_epoch = "auto" and pruning.min_valid = 60, or give more data'

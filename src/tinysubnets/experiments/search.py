@@ -35,7 +35,7 @@ from tinysubnets import config, scenarios, seeds
 from tinysubnets.errors import CapacityWarning, RunError, SettingError, TinySubNetsError
 from tinysubnets.experiments import methods
 from tinysubnets.experiments.metrics import Probe, accuracy
-from tinysubnets.experiments.recipe import Recipe, build_architecture
+from tinysubnets.experiments.recipe import Recipe, as_expected, build_architecture
 from tinysubnets.experiments.results import flat
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.search_space import Range, Space, with_settings
@@ -209,6 +209,7 @@ def _learn_all(
     for index in range(len(scenario.names)):
         task = scenario.task(index)
         learner = learner or _learner(plan, recipe, seed, task)
+        task = as_expected(task, learner)
         with warnings.catch_warnings():
             # A full bank is no mistake here: the trial shows what it costs.
             warnings.simplefilter("ignore", CapacityWarning)
@@ -232,7 +233,7 @@ def untested(recipe: Recipe, seed: int, data: str | None) -> scenarios.Scenario:
 
 def _learner(plan: SearchPlan, recipe: Recipe, seed: int, first: Task) -> Learner:
     """A new learner, as a run of the recipe would begin with."""
-    shape = tuple(first.valid.inputs(slice(0, 1)).shape)
+    shape = (len(first.train), *first.valid.inputs(slice(0, 1)).shape[1:])
     architecture = build_architecture(recipe, shape, seed)
     is_small = architecture.num_shared < SMALL_NETWORK
     own = 1 if is_small else max(1, _NUM_THREADS // plan.jobs)

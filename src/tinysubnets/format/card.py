@@ -27,6 +27,7 @@ def model_card(store: SubnetStore, ledger: Ledger) -> str:
         f"{ledger.file_bytes:,} bytes in `model.safetensors`; the network has "
         f"{ledger.num_weights:,} shared weights, {4 * ledger.num_weights:,} bytes as float32. "
         f"So the file is {100 * (ledger.file or 0):.2f} % of one dense network.",
+        *_about_base(store),
         "",
         "| task | classes | bank | bits | density | validation accuracy | bytes |",
         "|---|---|---|---|---|---|---|",
@@ -45,16 +46,33 @@ def model_card(store: SubnetStore, ledger: Ledger) -> str:
     return "\n".join(lines)
 
 
+def _about_base(store: SubnetStore) -> list[str]:
+    """The base that tasks were learned over, where they need it."""
+    base = store.base
+    if base is None or not store.needs_base():
+        return []
+    held = "Its weights are in the file." if base.embedded else "Its weights are not in the file."
+    name, source = _cell(base.name), _cell(base.source)
+    return ["", f"Learned over the base {name} ({source}), SHA-256 {base.sha256}. {held}"]
+
+
 def _usage(store: SubnetStore) -> list[str]:
     """How the model is used, for the first of its tasks; it runs in the model's own folder."""
     rebuild = store.architecture.rebuild
     is_rebuilt = rebuild is not None and ":" not in str(rebuild.get("network", ":"))
     lines = ["```python", "import torch", "", "from tinysubnets import SubnetStore", ""]
-    if is_rebuilt:
+    lacks_base = store.needs_base() and store.base is not None and not store.base.embedded
+    if is_rebuilt and lacks_base:
+        lines += [
+            "# `weights` is a file of the base's weights, or the network that has them.",
+            'store = SubnetStore.load(".", base=weights)  # this folder',
+        ]
+    elif is_rebuilt:
         lines.append('store = SubnetStore.load(".")  # this folder')
     else:
+        with_weights = ", with the weights of the base" if lacks_base else ""
         lines += [
-            "# `net` is your own network, as it was when the tasks were learned.",
+            f"# `net` is your own network, as it was when the tasks were learned{with_weights}.",
             'store = SubnetStore.load(".", net)  # this folder',
         ]
     subnet = next(iter(store.subnets.values()), None)

@@ -1,8 +1,9 @@
-"""The file as bytes: a safetensors header, an index of sections with their hashes, the sections.
+"""The file as bytes: a safetensors header, the config and the index of sections, the sections.
 
-The header follows from the config and the sizes alone, so a reader builds it again and compares:
-whatever is altered in it is found. The config's hash stands beside it, the index's hash in the
-config, the hash of every section in the index.
+In format 2 the header holds nothing but the hash of what stands in front of the sections: the
+config, deflated, and the index, which has every length and hash. So a reader builds the header
+again and compares, and everything else hangs on that one hash. In format 1 the config stands in the
+header as it is, the index's hash in the config, and the sections go by kind.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +19,56 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tinysubnets.coding.byte_io import Reader, Writer
+from tinysubnets.coding.bits import RAW_DEFLATE
+from tinysubnets.coding.byte_io import MAX_VARINT_BYTES, Reader, Writer
 from tinysubnets.errors import ArtifactError, DamageError, FormatError
 from tinysubnets.format import limits
 
 FILE_NAME = "model.safetensors"
 VERSION = 2
 KINDS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing")  # of a task
-COMMON = ("records", "constants", "base")  # sections that belong to no single task
+COMMON = ("constants", "base")  # sections that belong to no single task
 MAX_HEADER_BYTES = 1 << 24
 HASH_BYTES = 8
 KEY, HASH_KEY = "tinysubnets", "blake2b"
+TENSOR = "model"  # the one tensor of a file of format 2
+
+# What the config is deflated against: text that configs are likely to hold, the likeliest last,
+# without line breaks. It is part of format 2 and never changes.
+DICTIONARY = """
+"adamw","plateau","constant","step","none","task","bytes","xavier","pretrained","similar",
+"previous_mask","tf32","bfloat16","samples","compiled","continue","disjoint","sparsity",
+"ada-qpacknet","packnet","wsn":{"u8",[1,28,28]],["f32",[3,64,64]],["f32",[64]],
+"base":{"name":"","sha256":"","source":"","constants":[["alexnet","dropout":0.5,"tinynet",
+"resnet18","stem":"3x3","vit","small-cnn","mlp","hidden":[100,100],"in_features":784,
+"layers.0.weight",["fc2.weight",["fc1.bias",["layer1.0.downsample.0.weight",
+["layer1.0.bn1.running_var",["blocks.0.attention.out_proj.weight",["conv3.weight",[64,
+["stage3.2.norm2.running_mean",[64],0.0],["stage3.0.norm1.running_var",[64],1.0],
+["stage2.2.conv2.weight",[32,32,3,3]],["stage3.1.conv1.weight",[64,64,3,3]],
+["stage3.1.norm1.weight",[64],1.0],["stage3.1.norm2.bias",[64],0.0],["stage2.1.norm2.weight",
+[32],1.0],["fc.weight",[0,64]],["fc.bias",[0]],["norm.running_mean",[16],0.0],
+["norm.running_var",[16],1.0],[""reason":"weights of its own","isolated":true,"number":,
+"preprocessing":0,"codebooks":1,{"absent":0,"accuracy":0.,"bank":0,"bits":1,"channels":3,
+"classes":0,"inputs":0,"name":"classes-0","nearest":0,"owned":0.0,
+"reason":"a difference to 'classes-0'","reference":0,"trailing":2},{"absent":[[[40,19,2,0.0],
+[41,19,2,0.99999]]],"architecture":{"head":"fc","rebuild":{"network":"small-resnet",
+"settings":{"width":16}},"shared":[["conv.weight",[16,3,3,3]],["stage1.0.conv1.weight",[16,16,3,
+3]],["stage1.0.conv2.weight",[16,16,3,3]]],"task_params":[["norm.weight",[16],1.0],["norm.bias",
+[16],0.0],["stage1.0.norm1.weight",[16],1.0],["stage1.0.norm1.bias",[16],0.0]]},"banks":1,
+"block":1,"classes":[["]],"format":2,"inputs":[["u8",[3,32,32]]],"library":"0.1.0",
+"method":"tsn-wr","next":10,"seed":0,"settings":{"pruning":{"alpha":0.95,"beta":0.05,
+"iterations":50,"objective":"sparsity","samples":256,"step":0.01},
+"training":{"augmentation":{"crop":1.0,"flip":true,"shift":4},"batch_size":128,
+"codebook_updates_per_epoch":3,"deterministic":false,"engine":"auto","epochs":50,"lr":0.1,
+"min_lr":1e-05,"momentum":0.9,"optimizer":"sgd","precision":"float32","schedule":"cosine",
+"score_eps":1e-08,"score_lr":"none","weight_decay":0.0},"tsn":{"bits":"auto","block":1,
+"codebooks":"layer","density":0.05,"density_exponent":0.0,"difference_decay":"none",
+"first_bits":2,"first_density":"none","init":"seeded","isolated":false,"layer_loss_weight":0.0,
+"max_banks":2,"memory":"statistics","memory_samples":50,"post_pruning":true,
+"previous_mask_of":"last","reference":"none","scale":"kaiming","score_init":"random","seed":0,
+"selection":"scores","sharing":"values","task_param_bits":"auto","task_param_tolerance":0.002,
+"threshold":3.0,"tolerance":0.005,"training_bits":4}},"tasks":[{
+""".replace("\n", "").encode()
 
 Sections = Mapping[str, Sequence[bytes]]  # by kind: one per task, or a single one where common
 
@@ -117,36 +158,78 @@ def index_of(sections: Sections, num_tasks: int, version: int = VERSION) -> byte
     return out.bytes()
 
 
-def header_of(config: Mapping[str, Any], sizes: Mapping[str, int]) -> bytes:
-    """The first bytes of the file: the length of the header, and the header padded to 8 bytes."""
+def front_of(config: Mapping[str, Any], index: bytes) -> bytes:
+    """What stands before the sections in format 2: three lengths, the config and the index."""
+    text = canonical(config).encode()
+    coder = zlib.compressobj(9, zlib.DEFLATED, RAW_DEFLATE, 9, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
+    stream = coder.compress(text) + coder.flush()
+    out = Writer()
+    for length in (len(text), len(stream), len(index)):
+        out.varint(length)
+    out.raw(stream + index)
+    return out.bytes()
+
+
+def check_front(front: bytes) -> None:
+    """Refuse to write a config that no reader would accept."""
+    begin = Reader(front, "the config")
+    text, stream = (begin.varint(1 << 62) for _ in range(2))
+    if text > limits.max_config_bytes(stream):
+        raise ArtifactError(
+            f"a config of {text} bytes that is deflated to {stream}; at most "
+            f"{limits.max_config_bytes(stream)} are allowed. Shorten the names of tasks and "
+            "classes: they repeat themselves."
+        )
+
+
+def header_of(version: int, front: bytes, section_bytes: int) -> bytes:
+    """The first bytes of a file of format 2: the length of the header, and the header."""
+    hashed, size = digest(front, "front").hex(), len(front) + section_bytes
+    return _with_length(
+        {
+            "__metadata__": {HASH_KEY: hashed, KEY: str(version)},
+            TENSOR: {"dtype": "U8", "shape": [size], "data_offsets": [0, size]},
+        }
+    )
+
+
+def first_header_of(config: Mapping[str, Any], sizes: Mapping[str, int]) -> bytes:
+    """The first bytes of a file of format 1, whose header holds the config.
+
+    - `sizes`: the bytes of each of its tensors.
+    """
     text = canonical(config)
     value = digest(text.encode(), "config").hex()
     table: dict[str, Any] = {"__metadata__": {HASH_KEY: value, KEY: text}}
-    start, scheme = 0, SCHEMES[config["format"]]
+    start, scheme = 0, SCHEMES[1]
     for name in ("index", *scheme.common, *scheme.kinds):
         if sizes[name]:
             stop = start + sizes[name]
             table[name] = {"dtype": "U8", "shape": [sizes[name]], "data_offsets": [start, stop]}
             start = stop
+    return _with_length(table)
+
+
+def _with_length(table: Mapping[str, Any]) -> bytes:
     header = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
-    if len(header) > MAX_HEADER_BYTES:
-        raise ArtifactError(
-            f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are allowed. "
-            "Shorten the names of tasks and classes."
-        )
     return len(header).to_bytes(8, "little") + header
 
 
 def assemble(config: Mapping[str, Any], sections: Sections, num_tasks: int) -> list[bytes]:
-    """The parts of the whole file in order; the config gets the index's hash."""
-    scheme = SCHEMES[config["format"]]
-    index = index_of(sections, num_tasks, config["format"])
-    full = dict(config, index=digest(index, "index").hex())
-    sizes = {kind: sum(map(len, parts)) for kind, parts in sections.items()}
-    header = header_of(full, sizes | {"index": len(index)})
-    order = (*scheme.common, *scheme.kinds)
-    return [header, index, *(part for kind in order for part in sections[kind])]
+    """The parts of the whole file in order: header, what is before the sections, sections."""
+    version = config["format"]
+    scheme, index = SCHEMES[version], index_of(sections, num_tasks, version)
+    if version == 1:
+        full = dict(config, index=digest(index, "index").hex())
+        sizes = {kind: sum(map(len, parts)) for kind, parts in sections.items()}
+        header = first_header_of(full, sizes | {"index": len(index)})
+        order = (*scheme.common, *scheme.kinds)
+        return [header, index, *(part for kind in order for part in sections[kind])]
+    front = front_of(config, index)
+    parts = [sections[kind][0] for kind in scheme.common]
+    parts += [sections[kind][task] for task in range(num_tasks) for kind in scheme.kinds]
+    return [header_of(version, front, sum(map(len, parts))), front, *parts]
 
 
 class ModelFile:
@@ -157,8 +240,10 @@ class ModelFile:
         # The sections read last: those of one entry that have a hash together.
         self._group: tuple[tuple[str, int], dict[str, bytes]] = (("", 0), {})
         try:
-            self.header_bytes, self.config, sizes, self.identity = _read_header(self._file)
-            self._index(sizes)
+            front = _read_front(self._file)
+            self.config, self.identity = front.config, front.identity
+            self.text_bytes, self.metadata_bytes = front.text_bytes, front.start
+            self._index(front)
         except BaseException:
             self._file.close()
             raise
@@ -226,30 +311,26 @@ class ModelFile:
         start = self._hashes[group][task]
         return self._index_data[start : start + HASH_BYTES]
 
-    def _index(self, sizes: Mapping[str, int]) -> None:
-        """Where each section stands, from the index and checked against the header's sizes."""
-        data = self._file.read(sizes["index"])
-        if digest(data, "index").hex() != self.config["index"]:
-            raise DamageError("the index of sections has been altered.")
+    def _index(self, front: _Front) -> None:
+        """Where each section stands, from the index and checked against the size of the file."""
         self.scheme = scheme = SCHEMES[self.version]
-        self._index_data, reader = data, Reader(data, "the index")
-        base, cursor, ends = self.header_bytes + sizes["index"], {}, {}
-        for kind in (*scheme.common, *scheme.kinds):
-            cursor[kind], ends[kind] = base, base + sizes[kind]
-            base += sizes[kind]
+        self._index_data, reader = front.index, Reader(front.index, "the index")
+        start = front.start + len(front.index)
+        self.file_bytes, left = front.file_bytes, front.file_bytes - start
         # Plain numbers, by kind and group and then by entry: an entry takes a few bytes of the
         # index, and must not take many times that here. A hash is kept by its place in the index.
-        self._starts, self._sizes = ({kind: array("q") for kind in ends} for _ in range(2))
+        every = (*scheme.common, *scheme.kinds)
+        self._starts, self._sizes = ({kind: array("q") for kind in every} for _ in range(2))
         self._hashes = {group: array("q") for group in (*scheme.common, *scheme.groups)}
 
         def read(group: str, kinds: Iterable[str]) -> None:
+            nonlocal start, left
             filled = False
             for kind in kinds:
-                size = reader.varint(ends[kind] - cursor[kind])
-                self._starts[kind].append(cursor[kind])
+                size = reader.varint(left)
+                self._starts[kind].append(start)
                 self._sizes[kind].append(size)
-                cursor[kind] += size
-                filled |= size > 0
+                start, left, filled = start + size, left - size, filled or size > 0
             self._hashes[group].append(reader.position)
             if filled:
                 reader.raw(HASH_BYTES)
@@ -260,9 +341,19 @@ class ModelFile:
             for group, kinds in scheme.groups.items():
                 read(group, kinds)
         reader.done()
-        if cursor != ends:
+        if left:
             raise DamageError("the index does not cover all sections.")
-        self.file_bytes = base
+        if front.tensor_bytes is not None:
+            self._by_kind(front.tensor_bytes, front.start + len(front.index))
+
+    def _by_kind(self, tensor_bytes: Mapping[str, int], start: int) -> None:
+        """Where sections stand that go by kind, each kind a tensor of its own, as in format 1."""
+        for kind, sizes in self._sizes.items():
+            if sum(sizes) != tensor_bytes[kind]:
+                raise DamageError("the index does not cover all sections.")
+            for place, size in enumerate(sizes):
+                self._starts[kind][place] = start
+                start += size
 
 
 def model_path(where: str | os.PathLike[str]) -> Path:
@@ -287,8 +378,29 @@ def _open(path: Path) -> BinaryIO:
         ) from None
 
 
-def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], dict[str, int], str]:
-    """The header's length, the config, the size of each tensor, and the config's hash."""
+@dataclass(frozen=True)
+class _Front:
+    """What a file says before its sections.
+
+    - `config`: its table, in which only the version and the list of tasks have been looked at.
+    - `identity`: the hash on which the whole file hangs, as it stands in the header.
+    - `index`: the lengths and hashes of the sections, as bytes.
+    - `start`: the bytes of the file that are neither index nor sections; these follow one another.
+    - `file_bytes`, `text_bytes`: the size of the file, and that of the config as text.
+    - `tensor_bytes`: the size of every tensor in format 1; None where there is but one.
+    """
+
+    config: dict[str, Any]
+    identity: str
+    index: bytes
+    start: int
+    file_bytes: int
+    text_bytes: int
+    tensor_bytes: Mapping[str, int] | None = None
+
+
+def _read_front(file: BinaryIO) -> _Front:
+    """Everything before the sections, checked by its hash."""
     total = file.seek(0, os.SEEK_END)
     file.seek(0)
     first = file.read(8)
@@ -307,25 +419,88 @@ def _read_header(file: BinaryIO) -> tuple[int, dict[str, Any], dict[str, int], s
                 "method that wrote it alone."
             )
         raise FormatError(f"a safetensors file, but without the metadata {KEY!r}: not of ours.")
-    text, value = metadata[KEY], metadata.get(HASH_KEY)
+    if metadata[KEY].startswith("{"):
+        return _read_first(file, first + header, table, total)
+    versions = [version for version in SCHEMES if version > 1 and str(version) == metadata[KEY]]
+    if not versions:
+        raise _unknown_version(metadata[KEY])
+    spoken = 8 + length + _sizes(table, (TENSOR,))[TENSOR]
+    if spoken != total:
+        raise DamageError(f"the file has {total} bytes; its header speaks of {spoken}.")
+    return _read_second(file, first + header, versions[0], total)
+
+
+def _read_second(file: BinaryIO, header: bytes, version: int, total: int) -> _Front:
+    """What is before the sections in format 2: three lengths, the config and the index."""
+    where = "what is before the sections"
+    begin = Reader(file.read(3 * MAX_VARINT_BYTES), where)
+    text_bytes = begin.varint(1 << 62)
+    stream_bytes, index_bytes = (begin.varint(total - len(header)) for _ in range(2))
+    file.seek(len(header))
+    size = begin.position + stream_bytes + index_bytes
+    front = file.read(size)
+    if header_of(version, front, total - len(header) - size) != header or len(front) < size:
+        raise DamageError("the header, the config or the index of sections has been altered.")
+    most = limits.max_config_bytes(stream_bytes)
+    if text_bytes > most:
+        raise DamageError(f"a config of {text_bytes} bytes; at most {most} are accepted.")
+    stream = front[begin.position : begin.position + stream_bytes]
+    config = parse(_inflate(stream, text_bytes), "config")
+    found = config.get("format") if isinstance(config, dict) else None
+    if type(found) is not int or found != version:
+        raise DamageError(f"a config of format {str(found)[:40]!r} in a file of {version}.")
+    limits.check_task_tables(config.get("tasks"), version)
+    return _Front(
+        config=config,
+        identity=digest(front, "front").hex(),
+        index=front[begin.position + stream_bytes :],
+        start=len(header) + begin.position + stream_bytes,
+        file_bytes=total,
+        text_bytes=text_bytes,
+    )
+
+
+def _inflate(stream: bytes, size: int) -> bytes:
+    """The text of `size` bytes that a stream holds; never more is inflated."""
+    decoder = zlib.decompressobj(RAW_DEFLATE, DICTIONARY)
+    try:
+        text = decoder.decompress(stream, size + 1)
+    except zlib.error as error:
+        raise DamageError(f"the config cannot be inflated: {error}.") from None
+    if len(text) != size or not decoder.eof or decoder.unused_data:
+        raise DamageError(f"the config does not have its {size} bytes of text.")
+    return text
+
+
+def _read_first(file: BinaryIO, header: bytes, table: Mapping[str, Any], total: int) -> _Front:
+    """What is before the sections in format 1: the config in the header, and the index."""
+    text, value = table["__metadata__"][KEY], table["__metadata__"].get(HASH_KEY)
     if digest(text.encode("utf-8", "surrogatepass"), "config").hex() != value:
         raise DamageError("the config in the header has been altered.")
     config = parse(text, "config")
     version = config.get("format") if isinstance(config, dict) else None
-    if type(version) is not int or version not in SCHEMES:
-        raise FormatError(
-            f"a model of format {str(version)[:40]!r}; this version of the package reads formats "
-            f"{' and '.join(map(str, SCHEMES))}."
-        )
+    if type(version) is not int or version != 1:
+        raise _unknown_version(version)
     limits.check_task_tables(config.get("tasks"), version)
-    sizes = _sizes(table, SCHEMES[version])
-    if header_of(config, sizes) != first + header:
+    scheme = SCHEMES[version]
+    sizes = _sizes(table, ("index", *scheme.common, *scheme.kinds))
+    if first_header_of(config, sizes) != header:
         raise DamageError("the header does not follow from its config.")
-    if 8 + length + sum(sizes.values()) != total:
+    if len(header) + sum(sizes.values()) != total:
         raise DamageError(
-            f"the file has {total} bytes; its header speaks of {8 + length + sum(sizes.values())}."
+            f"the file has {total} bytes; its header speaks of {len(header) + sum(sizes.values())}."
         )
-    return 8 + length, config, sizes, value
+    index = file.read(sizes["index"])
+    if digest(index, "index").hex() != config["index"]:
+        raise DamageError("the index of sections has been altered.")
+    return _Front(config, value, index, len(header), total, len(header), sizes)
+
+
+def _unknown_version(version: Any) -> FormatError:
+    return FormatError(
+        f"a model of format {str(version)[:40]!r}; this version of the package reads formats "
+        f"{' and '.join(map(str, SCHEMES))}."
+    )
 
 
 def _loads(header: bytes) -> dict[str, Any]:
@@ -339,10 +514,10 @@ def _loads(header: bytes) -> dict[str, Any]:
     return table
 
 
-def _sizes(table: Mapping[str, Any], scheme: Scheme) -> dict[str, int]:
+def _sizes(table: Mapping[str, Any], names: Iterable[str]) -> dict[str, int]:
     """The size of every tensor that a model may have, 0 where it is absent."""
     sizes = {}
-    for name in ("index", *scheme.common, *scheme.kinds):
+    for name in names:
         shape = table.get(name, {"shape": [0]})
         shape = shape.get("shape") if isinstance(shape, dict) else None
         if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int:

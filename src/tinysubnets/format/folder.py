@@ -13,13 +13,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tinysubnets import networks
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError
 from tinysubnets.files import atomic_write, lock
 from tinysubnets.format import limits
 from tinysubnets.format.card import model_card
 from tinysubnets.format.container import FILE_NAME, ModelFile, model_path
 from tinysubnets.format.io import Contents, encode, read_contents
-from tinysubnets.format.rebuild import architecture_for
+from tinysubnets.format.rebuild import architecture_for, base_for, is_rebuilt
+from tinysubnets.model.bank import BaseSource
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
 
@@ -112,10 +114,14 @@ def load(
     net: nn.Module | Architecture | None = None,
     task: str | None = None,
     device: str | torch.device = "cpu",
+    base: BaseSource | None = None,
 ) -> SubnetStore:
-    """The store in a model folder, or only what one of its tasks needs."""
+    """The store in a model folder, or only what one of its tasks needs.
+
+    - `net`, `base`: as for `SubnetStore.load`.
+    """
     with limits.guarded(), ModelFile(model_path(where)) as file:
-        store = store_of(read_contents(file, task), net, device)
+        store = store_of(read_contents(file, task), net, device, base)
         store.saved_as, store.is_partial = file.identity, task is not None
     return store
 
@@ -124,9 +130,13 @@ def store_of(
     contents: Contents,
     net: nn.Module | Architecture | None = None,
     device: str | torch.device = "cpu",
+    base: BaseSource | None = None,
 ) -> SubnetStore:
     """What was read from a file as a store, with its network rebuilt or given again."""
     manifest = contents.manifest
+    base = networks.pretrained(base) if networks.is_name(base) else base
+    if net is None and isinstance(base, (nn.Module, Architecture)) and not is_rebuilt(manifest):
+        net = base
     architecture = architecture_for(manifest, contents.constants, net)
     store = SubnetStore(
         architecture,
@@ -136,6 +146,7 @@ def store_of(
         device=device,
     )
     contents.put_into(store)
+    store.base = base_for(store, base)
     return store
 
 

@@ -1,4 +1,4 @@
-"""The config in a model's header: the network, the tasks, and how to begin reading.
+"""The config of a model file: the network, the tasks, and how to begin reading.
 
 `config_of` writes it; `manifest_of` reads it and checks every entry before it is used.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from tinysubnets import __version__
 from tinysubnets.errors import ArtifactError, DamageError, TaskError
 from tinysubnets.format import limits
 from tinysubnets.format.container import VERSION, canonical
-from tinysubnets.format.sections import DTYPES, MAX_DIMENSIONS
+from tinysubnets.format.sections import DTYPES, MAX_DIMENSIONS, RECORD_TYPES, is_record
 from tinysubnets.model.bank import Base
 from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture, TensorSpec
@@ -34,19 +35,46 @@ MAX_NUMBER = 1 << 40  # of a task
 MAX_BANKS = 1 << 16
 MAX_PREPROCESSING = 16  # values of a task's preprocessing, and of a list in it
 MAX_WORD = 64  # characters of a name or value in it
-FEW = 4  # a normalization of so many channels stands in the config, a longer one in its section
+MAX_CHANNELS = 1 << 24  # of a normalization
 
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
+class Absent:
+    """Task-specific parameters that have no bytes: which they are, and their values.
+
+    - `runs`: places in `specs`, as (first, count, step, value); the value is one number everywhere,
+      or None for the base's values.
+    - `specs`: all task-specific parameters.
+    """
+
+    runs: tuple[tuple[int, int, int, float | None], ...] = ()
+    specs: tuple[TensorSpec, ...] = ()
+
+    @cached_property
+    def values(self) -> Mapping[str, float | None]:
+        """The value of each by name. Made when first asked for, and not for every small entry."""
+        out: dict[str, float | None] = {}
+        for first, count, step, value in self.runs:
+            for place in range(first, first + count * step, step):
+                out[self.specs[place].name] = value
+        if len(out) != sum(count for _, count, _, _ in self.runs):
+            raise DamageError("config: absent: a place occurs twice.")
+        return out
+
+
+NOTHING_ABSENT = Absent()
+
+
+@dataclass(frozen=True)
 class TaskEntry:
     """What the config says of one entry, as in `Subnet`; without a name it holds weights alone.
 
-    - `channels`: counts a normalization kept in the section of task-specific parameters.
-    - `absent`: values of task-specific parameters that are one number everywhere, by name; None
-      for those of the base.
+    - `channels`: counts a normalization kept in the section of task-specific parameters, which only
+      format 1 may also have in the config.
+    - `record`: the accuracy and what else is known of it, in the words of the config.
     """
 
     number: int
@@ -61,7 +89,9 @@ class TaskEntry:
     isolated: bool = False
     preprocessing: Mapping[str, Any] | None = None
     reference: int | None = None
-    absent: Mapping[str, float | None] = field(default_factory=dict)
+    adds_to_base: bool = False
+    absent: Absent = NOTHING_ABSENT
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,7 +110,9 @@ class Manifest:
     - `next_number`: that of the next task.
     - `num_banks`: how many there are, empty ones too.
     - `base`: the pretrained weights that tasks refer to, without their values.
+    - `settings`: the learner's, for going on; format 1 has them elsewhere.
     - `file_bytes`: the size of the file, which bounds what may be made of it.
+    - `text_bytes`: the size of the config as text.
     """
 
     head: str
@@ -95,7 +127,9 @@ class Manifest:
     next_number: int
     num_banks: int
     base: Base | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     file_bytes: int = 0
+    text_bytes: int = 0
 
     def task_param_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
         """The shapes of a task's task-specific parameters."""
@@ -112,8 +146,11 @@ class Manifest:
 # Reading.
 
 
-def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
-    """The checked config of a file of that size; damage is named by its place."""
+def manifest_of(config: Mapping[str, Any], file_bytes: int, text_bytes: int = 0) -> Manifest:
+    """The checked config of a file of that size; damage is named by its place.
+
+    - `text_bytes`: the size of the config as text, which counts as decoded.
+    """
     version = config["format"]
     architecture = _table(config.get("architecture"), "architecture")
     shared = _tensor_specs(architecture.get("shared"), "shared")
@@ -132,7 +169,9 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
         preprocessing=[
             _preprocessing(p) for p in _list(config.get("preprocessing", []), "preprocessing")
         ],
-        task_params=task_params,
+        absent=[]
+        if version == 1
+        else [_absent(a, task_params) for a in _list(config.get("absent", []), "absent")],
     )
     tasks = _read_tasks(config["tasks"], lists, version)
     method = config.get("method")
@@ -153,10 +192,12 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int) -> Manifest:
         if version == 1
         else _integer(config.get("banks"), "banks", 0, MAX_BANKS),
         base=_base(config.get("base")) if version > 1 else None,
+        settings={} if version == 1 else _table(config.get("settings"), "settings"),
         file_bytes=file_bytes,
+        text_bytes=text_bytes,
     )
-    _check_tasks(manifest, version)
     limits.check_budget(manifest, file_bytes)
+    _check_tasks(manifest, version)
     return manifest
 
 
@@ -167,7 +208,7 @@ class _Lists:
     classes: list[tuple[Label, ...]]
     inputs: list[Sample]
     preprocessing: list[dict[str, Any]]
-    task_params: tuple[TensorSpec, ...]
+    absent: list[Absent]
 
 
 def _check_tasks(manifest: Manifest, version: int) -> None:
@@ -183,6 +224,10 @@ def _check_tasks(manifest: Manifest, version: int) -> None:
     earlier: dict[int, TaskEntry] = {}
     depths: dict[int, int] = {}  # by number: how many subnets it adds its weights to
     alone: dict[int, bool] = {}  # by bank: whether its first entry is isolated
+    from_base = {
+        id(t.absent): frozenset(n for n, value in t.absent.values.items() if value is None)
+        for t in {id(t.absent): t for t in tasks}.values()
+    }
     for task in tasks:
         where = f"config: task number {task.number}"
         if task.bank >= manifest.num_banks:
@@ -195,7 +240,9 @@ def _check_tasks(manifest: Manifest, version: int) -> None:
             alone[task.bank] = task.isolated
         if task.reference is None and task.bank == NO_BANK:
             raise DamageError(f"{where} has neither a bank nor a reference.")
-        if (task.reference == BASE or None in task.absent.values()) and manifest.base is None:
+        of_base = from_base[id(task.absent)]
+        refers = task.reference == BASE or task.adds_to_base or of_base
+        if refers and manifest.base is None:
             raise DamageError(f"{where} refers to a base, and there is none.")
         if task.reference not in (None, BASE):
             other = earlier.get(int(task.reference or 0))
@@ -204,7 +251,7 @@ def _check_tasks(manifest: Manifest, version: int) -> None:
             depths[task.number] = 1 + depths.get(other.number, 0)
             if depths[task.number] > MAX_CHAIN:
                 raise DamageError(f"{where} adds up more than {MAX_CHAIN} subnets.")
-        if any(value is None and name in manifest.outputs for name, value in task.absent.items()):
+        if not manifest.outputs.isdisjoint(of_base):
             raise DamageError(f"{where} takes its head from the base.")
         earlier[task.number] = task
 
@@ -250,13 +297,15 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
             name="", classes=(), normalization=Normalization(), channels=0, sample=None, **weights
         )
     trailing = _integer(entry.get("trailing", 0), f"{where}, trailing", 0, MAX_DIMENSIONS)
-    channels = _integer(entry.get("channels", 0), f"{where}, channels", 0, 1 << 24)
-    mean, std = (_float32s(entry.get(k, []), f"{where}, {k}") for k in ("mean", "std"))
+    channels = _integer(entry.get("channels", 0), f"{where}, channels", 0, MAX_CHANNELS)
+    names = ("mean", "std") if first else ()
+    mean, std = [_float32s(entry.get(k, []), f"{where}, {k}") for k in names] or ((), ())
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
-    isolated = False if first else entry.get("isolated", False)
-    if not isinstance(isolated, bool):
-        raise DamageError(f"config: {where}, isolated is {str(isolated)[:80]!r}.")
+    isolated, adds = (False if first else entry.get(key, False) for key in ("isolated", "adds"))
+    if not isinstance(isolated, bool) or not isinstance(adds, bool):
+        wrong = f"isolated is {isolated!r}, adds is {adds!r}"
+        raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
     return TaskEntry(
         name=_string(entry.get("name"), f"{where}, name"),
         classes=_of(lists.classes, entry.get("classes"), f"{where}, classes"),
@@ -266,10 +315,14 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         if entry.get("inputs") is not None
         else None,
         isolated=isolated,
+        adds_to_base=adds,
         preprocessing=None
         if first or "preprocessing" not in entry
         else _of(lists.preprocessing, entry["preprocessing"], f"{where}, preprocessing"),
-        absent={} if first else _absent(entry.get("absent", []), lists.task_params, where),
+        absent=_of(lists.absent, entry["absent"], f"{where}, absent")
+        if not first and "absent" in entry
+        else NOTHING_ABSENT,
+        record={} if first else _record(entry, where),
         **weights,
     )
 
@@ -282,18 +335,31 @@ def _of(items: Sequence[Item], value: Any, where: str) -> Item:
     return items[_integer(value, where, 0, len(items) - 1)]
 
 
-def _absent(value: Any, specs: tuple[TensorSpec, ...], where: str) -> dict[str, float | None]:
-    """The task-specific parameters that take no bytes: a place and a number, or a place alone."""
-    out: dict[str, float | None] = {}
-    last = -1
-    for item in _list(value, f"{where}, absent"):
-        parts = _list(item, f"{where}, absent")
-        if len(parts) not in (1, 2):
-            raise DamageError(f"config: {where}, absent: a place and a number are needed.")
-        last = _integer(parts[0], f"{where}, absent", last + 1, len(specs) - 1)
-        values = _float32s(parts[1:], f"{where}, absent")
-        out[specs[last].name] = values[0] if values else None
-    return out
+def _record(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What is known of a task beside its tensors."""
+    record = {key: entry[key] for key in RECORD_TYPES if key in entry}
+    if not is_record(record):
+        raise DamageError(f"config: {where}: the accuracy, or what else is known of it, is not.")
+    return record
+
+
+def _absent(value: Any, specs: tuple[TensorSpec, ...]) -> Absent:
+    """A list of task-specific parameters without bytes, as runs of places."""
+    runs = []
+    for item in _list(value, "absent"):
+        parts = _list(item, "absent")
+        if len(parts) not in (3, 4):
+            raise DamageError("config: absent: a place, a count and a step are needed.")
+        first = _integer(parts[0], "absent", 0, len(specs) - 1)
+        count = _integer(parts[1], "absent", 1, len(specs))
+        step = _integer(parts[2], "absent", 1, len(specs))
+        if first + (count - 1) * step >= len(specs):
+            raise DamageError(f"config: absent: {count} places from {first} on are not there.")
+        numbers = _float32s(parts[3:], "absent")
+        runs.append((first, count, step, numbers[0] if numbers else None))
+    if sum(count for _, count, _, _ in runs) > len(specs):
+        raise DamageError("config: absent: a place occurs twice.")
+    return Absent(tuple(runs), specs)
 
 
 def check_preprocessing(value: Mapping[str, Any]) -> None:
@@ -404,8 +470,8 @@ def _shape(value: Any, where: str) -> tuple[int, ...]:
 
 def _float32s(value: Any, where: str, exact: bool = True) -> tuple[float, ...]:
     numbers = _list(value, where)
-    if len(numbers) > FEW or not all(type(v) in (int, float) and abs(v) < 3.4e38 for v in numbers):
-        raise DamageError(f"config: {where}: up to {FEW} numbers are needed.")
+    if len(numbers) > 4 or not all(type(v) in (int, float) and abs(v) < 3.4e38 for v in numbers):
+        raise DamageError(f"config: {where}: up to 4 numbers are needed.")
     return tuple(float(np.float32(v)) if exact else float(v) for v in numbers)
 
 
@@ -437,15 +503,18 @@ def _integer(value: Any, where: str, least: int, most: int) -> int:
 
 
 def config_of(store: SubnetStore) -> dict[str, Any]:
-    """The config of a store, all but the hash of its index."""
-    classes, inputs, preprocessing = _Distinct(), _Distinct(), _Distinct()
+    """The config of a store."""
+    classes, inputs, preprocessing, absent = (_Distinct() for _ in range(4))
     tasks: list[dict[str, Any]] = []
-    expected = 0
-    for subnet in store.entries():
+    expected, entries = 0, store.entries()
+    numbers = {s.name: s.number for s in entries if s.name}
+    for subnet in entries:
         entry = _weights_entry(subnet, len(store.layout.shared), expected)
         expected = subnet.number + 1
         if subnet.name:
-            entry |= _task_entry(subnet, store)
+            entry |= _task_entry(subnet) | _record_entry(subnet, numbers)
+            if without := absent_of(subnet, store.architecture):
+                entry["absent"] = absent.place(_absent_runs(without))
             entry["classes"] = classes.place(list(subnet.classes))
             if subnet.sample is not None:
                 kind, shape = _type_name(subnet.sample.dtype), list(subnet.sample.shape)
@@ -456,8 +525,10 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
         tasks.append(entry)
     config = {
         "format": VERSION,
+        "absent": absent.items or None,
         "library": __version__,
         "method": store.settings.get("method"),
+        "settings": {k: v for k, v in store.settings.items() if k != "method"},
         "block": store.layout.block,
         "seed": store.seed,
         "next": store.next_number,
@@ -513,37 +584,61 @@ def _weights_entry(subnet: Subnet, num_shared: int, expected: int) -> dict[str, 
     return entry
 
 
-def _task_entry(subnet: Subnet, store: SubnetStore) -> dict[str, Any]:
+def _task_entry(subnet: Subnet) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": subnet.name}
     if subnet.isolated:
         entry["isolated"] = True
-    absent = absent_of(subnet, store.architecture)
-    if absent:
-        entry["absent"] = absent
-    normalization = subnet.normalization
-    if len(normalization.mean) > FEW:
-        entry["channels"] = len(normalization.mean)
-    elif normalization.mean:
-        # The shortest decimal that gives the same float32.
-        for key in ("mean", "std"):
-            entry[key] = [float(str(np.float32(v))) for v in getattr(normalization, key)]
-    if normalization.trailing:
-        entry["trailing"] = normalization.trailing
+    if subnet.adds_to_base:
+        entry["adds"] = True
+    if subnet.normalization.mean:
+        entry["channels"] = len(subnet.normalization.mean)
+    if subnet.normalization.trailing:
+        entry["trailing"] = subnet.normalization.trailing
     return entry
 
 
-def absent_of(subnet: Subnet, architecture: Architecture) -> list[list[Any]]:
+def _record_entry(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """What is known of a task beside its tensors; `numbers` are those of all tasks by name."""
+    entry: dict[str, Any] = {}
+    if not math.isnan(subnet.valid_accuracy):
+        entry["accuracy"] = subnet.valid_accuracy
+    if not math.isnan(subnet.owned_before_pruning):
+        entry["owned"] = subnet.owned_before_pruning
+    if subnet.decision is not None:
+        entry["reason"] = subnet.decision.reason
+        if (nearest := subnet.decision.nearest) is not None:
+            entry["nearest"] = numbers[nearest]
+    return entry
+
+
+def absent_of(subnet: Subnet, architecture: Architecture) -> dict[int, float | None]:
     """The places of task-specific parameters without values in the file, each with its number.
 
-    A place alone stands for the base's values.
+    None stands for the base's values.
     """
-    out: list[list[Any]] = []
+    out: dict[int, float | None] = {}
     for place, spec in enumerate(architecture.task_params):
         coded = subnet.task_params.get(spec.name)
         if coded is None:
-            out.append([place])
+            out[place] = None
         elif coded.codes is not None and coded.bits == 0:
-            out.append([place, float(str(np.float32(coded.values[0])))])
+            # The shortest decimal that gives the same float32.
+            out[place] = float(str(np.float32(coded.values[0])))
+    return out
+
+
+def _absent_runs(absent: Mapping[int, float | None]) -> list[list[Any]]:
+    """The same as runs of places that are equally far apart: first, count, step and number."""
+    out: list[list[Any]] = []
+    for value in dict.fromkeys(absent.values()):
+        places = [place for place, other in absent.items() if other == value]
+        while places:
+            step = places[1] - places[0] if len(places) > 1 else 1
+            count = 1
+            while count < len(places) and places[count] - places[count - 1] == step:
+                count += 1
+            out.append([places[0], count, step, *([] if value is None else [value])])
+            places = places[count:]
     return out
 
 

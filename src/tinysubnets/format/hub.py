@@ -12,6 +12,7 @@ from torch import nn
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError, SettingError
 from tinysubnets.format.container import FILE_NAME, ModelFile
 from tinysubnets.format.folder import load, save
+from tinysubnets.model.bank import BaseSource
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
 
@@ -60,6 +61,7 @@ def pull(
     device: torch.device | str = "cpu",
     revision: str | None = None,
     token: str | None = None,
+    base: BaseSource | None = None,
 ) -> SubnetStore:
     """The store in a repository of the Hub, or only what one of its tasks needs."""
     hub = _hub()
@@ -67,7 +69,7 @@ def pull(
         path = hub.hf_hub_download(repo, FILE_NAME, revision=revision, token=token)
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
         raise FormatError(f"no model at {repo} on the Hub: {error}") from error
-    return load(path, net, task, device)
+    return load(path, net, task, device, base)
 
 
 def _identity(hub: Any, repo: str, revision: str | None, token: str | None) -> str | None:

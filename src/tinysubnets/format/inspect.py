@@ -21,9 +21,9 @@ from tinysubnets.format import limits
 from tinysubnets.format.container import ModelFile, model_path
 from tinysubnets.format.folder import store_of
 from tinysubnets.format.io import Contents, ledger_of_sizes, read_contents
-from tinysubnets.model.bank import Bank
+from tinysubnets.model.bank import Bank, Base, BaseSource
 from tinysubnets.model.size import Ledger
-from tinysubnets.model.subnet import FIRST_MEMBER, NO_BANK, Subnet
+from tinysubnets.model.subnet import BASE, FIRST_MEMBER, NO_BANK, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 
@@ -59,8 +59,12 @@ def _summary(file: ModelFile, contents: Contents, ledger: Ledger) -> dict[str, A
         "num_weights": layout.num_weights,
         "num_blocks": layout.num_blocks,
         "block": layout.block,
+        "base": _base(contents.base),
         "settings": contents.settings,
-        "tasks": [_task(s, layout, members[s.bank], ledger) for s in subnets],
+        "tasks": [
+            _task(s, layout, members[s.bank], ledger) | {"added_to": _added_to(s, contents)}
+            for s in subnets
+        ],
         "tensors": _tensors(subnets, contents),
         "banks": banks,
         "free_share": sum(shares) / len(shares) if shares else 1.0,
@@ -71,12 +75,24 @@ def _summary(file: ModelFile, contents: Contents, ledger: Ledger) -> dict[str, A
     }
 
 
+def _base(base: Base | None) -> dict[str, Any] | None:
+    """What is said of the base: what it is called, and whether the file has its values."""
+    if base is None:
+        return None
+    return {
+        "name": base.name,
+        "source": base.source,
+        "sha256": base.sha256,
+        "embedded": base.values is not None,
+    }
+
+
 def _ledger(file: ModelFile, contents: Contents) -> Ledger:
     scheme, count = file.scheme, file.num_tasks
     sizes = {kind: [file.size(kind)] for kind in scheme.common}
     sizes |= {kind: [file.size(kind, i) for i in range(count)] for kind in scheme.kinds}
     layout = contents.manifest.layout
-    return ledger_of_sizes(sizes, file.header_bytes, _entries(contents), layout, file.version)
+    return ledger_of_sizes(sizes, file.metadata_bytes, _entries(contents), layout, file.version)
 
 
 def _entries(contents: Contents) -> list[Subnet]:
@@ -106,6 +122,16 @@ def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) ->
         if subnet.sample is None
         else [str(subnet.sample.dtype).removeprefix("torch."), list(subnet.sample.shape)],
     }
+
+
+def _added_to(subnet: Subnet, contents: Contents) -> str | None:
+    """What a task's weights are added to, in words; None where they are all there is."""
+    if subnet.reference is None:
+        return None
+    if subnet.reference == BASE:
+        return "the base"
+    names = [s.name for s in contents.subnets.values() if s.number == subnet.reference]
+    return repr(names[0]) if names else "what a removed task left"
 
 
 def _tensors(subnets: list[Subnet], contents: Contents) -> list[dict[str, Any]]:
@@ -195,19 +221,29 @@ def _room(
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check went through."""
+    """What a check went through.
+
+    - `is_rebuilt`: whether the network was at hand, to hold every task once.
+    - `without_base`: the tasks that it could not hold, because the base's values were not.
+    """
 
     file_bytes: int
     num_sections: int
     num_tasks: int
     is_rebuilt: bool
+    without_base: tuple[str, ...] = ()
 
 
-def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = None) -> Checked:
+def check(
+    where: str | os.PathLike[str],
+    net: nn.Module | Architecture | None = None,
+    base: BaseSource | None = None,
+) -> Checked:
     """Check everything in a model; damage is an error that names its place.
 
     A network of the package is rebuilt and holds every task once, and so does one's own that is
-    given as `net`; without it the names and shapes on record are all that can be looked at.
+    given as `net`; without it the names and shapes on record are all that can be looked at. The
+    same goes for the values of a base that the file only names, see `SubnetStore.load`.
     """
     with limits.guarded(), ModelFile(model_path(where)) as file:
         sections = 0
@@ -222,11 +258,17 @@ def check(where: str | os.PathLike[str], net: nn.Module | Architecture | None = 
         _check_finite(contents)
         rebuild = contents.manifest.rebuild
         known = rebuild is not None and ":" not in str(rebuild.get("network", ":"))
-        if known or net is not None:
-            store = store_of(contents, net)
+        is_rebuilt, lacking = known or net is not None or base is not None, []
+        if is_rebuilt:
+            store = store_of(contents, net, base=base)
+            has_base = store.base is not None and store.base.values is not None
             for name in store.tasks:
-                store.tensors(name)
-    return Checked(file.file_bytes, sections, len(contents.subnets), known or net is not None)
+                if has_base or not store.needs_base(name):
+                    store.tensors(name)
+                else:
+                    lacking.append(name)
+    num_tasks = len(contents.subnets)
+    return Checked(file.file_bytes, sections, num_tasks, is_rebuilt, tuple(lacking))
 
 
 def _check_finite(contents: Contents) -> None:

@@ -28,10 +28,11 @@ from tinysubnets.format.container import (
     ModelFile,
     Sections,
     assemble,
+    check_front,
+    index_of,
     varint_bytes,
 )
 from tinysubnets.format.header import (
-    FEW,
     Manifest,
     TaskEntry,
     absent_of,
@@ -43,18 +44,19 @@ from tinysubnets.format.sections import (
     MAX_REFERENCE,
     raw_bytes,
     read_coded_mask,
+    read_first_own,
+    read_first_tensors,
     read_memory,
     read_own,
     read_raw,
     read_records,
     read_routing,
-    read_tensor,
+    read_tensors,
     write_coded_mask,
     write_memory,
     write_own,
-    write_records,
     write_routing,
-    write_tensor,
+    write_tensors,
 )
 from tinysubnets.model.bank import Bank, Base
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, read_mask
@@ -102,6 +104,7 @@ def encode(store: SubnetStore) -> Encoded:
     """The file of a store, and its ledger to the byte."""
     sections = sections_of(store)
     parts = assemble(config_of(store), sections, len(sections["masks"]))
+    check_front(parts[1])
     return Encoded(parts, _ledger(store, sections, parts))
 
 
@@ -109,19 +112,30 @@ def sections_of(store: SubnetStore) -> Sections:
     """All sections of a store: one of every kind for each entry, and the common ones."""
     out: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
     entries = store.entries()
+    numbers = {s.number: s.task_params for s in entries if s.name}
+    owned: dict[int, Any] = {}  # by bank: what the entries so far own, at one bit per block
     for subnet in entries:
         coded = subnet.coded_mask
         if coded is None:
             raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
-        codes, books = write_own(subnet.own)
-        heads, task_params = _task_params(store, subnet) if subnet.name else (b"", b"")
+        mask = subnet.packed_mask.bits
+        follows = None
+        if any(c.bits == 1 for c in subnet.own):
+            new = weight_positions(store.layout, mask & ~owned.get(subnet.bank, np.uint8(0)))
+            follows = store.layout.follows_in_kernel(new)
+        if subnet.bank != NO_BANK:
+            owned[subnet.bank] = owned.get(subnet.bank, np.uint8(0)) | mask
+        codes, books = write_own(subnet.own, follows)
+        heads, task_params = b"", b""
+        if subnet.name:
+            other = None if subnet.reference is None else numbers.get(subnet.reference)
+            heads, task_params = _task_params(store, subnet, other)
         memory, routing = write_memory(subnet.memory), write_routing(subnet.routing)
         parts = (codes, books, write_coded_mask(coded), heads, task_params, memory, routing)
         for kind, data in zip(KINDS, parts, strict=True):
             out[kind].append(data)
-    settings = {k: v for k, v in store.settings.items() if k != "method"}
     constants = b"".join(raw_bytes(t) for t in store.architecture.constants.values())
-    common = (write_records(settings, entries), constants, _write_base(store))
+    common = (constants, _write_base(store))
     return out | {kind: [data] for kind, data in zip(COMMON, common, strict=True)}
 
 
@@ -147,19 +161,24 @@ def base_shapes(
 
 def _ledger(store: SubnetStore, sections: Sections, parts: list[bytes]) -> Ledger:
     sizes = {kind: [len(part) for part in sections[kind]] for kind in sections}
-    return ledger_of_sizes(sizes, len(parts[0]), store.entries(), store.layout)
+    index = index_of(sections, len(sections["masks"]))
+    before = len(parts[0]) + len(parts[1]) - len(index)
+    return ledger_of_sizes(sizes, before, store.entries(), store.layout)
 
 
 def ledger_of_sizes(
     sizes: Mapping[str, Sequence[int]],
-    header: int,
+    before: int,
     subnets: Sequence[Subnet],
     layout: Layout,
     version: int = VERSION,
 ) -> Ledger:
-    """The ledger of a file, to the byte, from the lengths of its header and sections.
+    """The ledger of a file, to the byte, from the lengths of its sections.
 
     Weights without a name count among what belongs to no single task.
+
+    - `sizes`: the bytes of the sections, by kind.
+    - `before`: the bytes before the sections: the header and the config, but not the index.
     """
     scheme = SCHEMES[version]
     index = sum(
@@ -168,7 +187,7 @@ def ledger_of_sizes(
     )
     common = Entry(
         task_params=8 * (sizes["constants"][0] + sum(sizes.get("base", ()))),
-        metadata=8 * (header + index + sizes["records"][0]),
+        metadata=8 * (before + index + sum(sizes.get("records", ()))),
     )
     entries = {}
     for i, subnet in enumerate(subnets):
@@ -194,11 +213,16 @@ def ledger_of_sizes(
     )
 
 
-def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
-    """The head, and the other task-specific parameters behind a long normalization."""
+def _task_params(
+    store: SubnetStore, subnet: Subnet, reference: Mapping[str, CodebookTensor] | None
+) -> tuple[bytes, bytes]:
+    """The head, and the other task-specific parameters behind the normalization.
+
+    - `reference`: those of the task referred to; None where there is none.
+    """
     architecture = store.architecture
     shapes = architecture.task_param_shapes(len(subnet.classes))
-    absent = {architecture.task_params[part[0]].name for part in absent_of(subnet, architecture)}
+    absent = {architecture.task_params[place].name for place in absent_of(subnet, architecture)}
     of_base = subnet.from_base()
     lacking = of_base if store.base is None else [n for n in of_base if n in architecture.output]
     if lacking or set(subnet.task_params) - set(shapes) or dict(subnet.shapes) != shapes:
@@ -207,15 +231,15 @@ def _task_params(store: SubnetStore, subnet: Subnet) -> tuple[bytes, bytes]:
             f"its network has {shapes}."
         )
     head, other = Writer(), Writer()
-    normalization = subnet.normalization
-    if len(normalization.mean) > FEW:
-        other.floats(torch.tensor(normalization.mean), 32)
-        other.floats(torch.tensor(normalization.std), 32)
-    for spec in architecture.task_params:
-        in_head = spec.name.startswith(f"{architecture.head}.")
-        if spec.name in absent:
-            continue
-        write_tensor(head if in_head else other, subnet.task_params[spec.name])
+    other.floats(torch.tensor(subnet.normalization.mean), 32)
+    other.floats(torch.tensor(subnet.normalization.std), 32)
+    stored = {
+        s.name: subnet.task_params[s.name] for s in architecture.task_params if s.name not in absent
+    }
+    in_head = {name for name in stored if name.startswith(f"{architecture.head}.")}
+    write_tensors(head, {n: c for n, c in stored.items() if n in in_head}, None)
+    rest = {n: c for n, c in stored.items() if n not in in_head}
+    write_tensors(other, rest, reference)
     return head.bytes(), other.bytes()
 
 
@@ -237,20 +261,27 @@ class Contents:
     def put_into(self, store: SubnetStore) -> None:
         """Put banks and subnets in place of those of a store over the same network."""
         store.banks, store.subnets, store.nameless = self.banks, self.subnets, self.nameless
-        store.next_number, store.base = self.manifest.next_number, self.base
+        store.next_number, store.base = self.manifest.next_number, self._base_for(store)
         for bank in store.banks:
             bank.layout = store.layout
+
+    def _base_for(self, store: SubnetStore) -> Base | None:
+        """The base, with values that the store has already where the file has none."""
+        mine, known = self.base, store.base
+        if mine is None or mine.values is not None or known is None or known.values is None:
+            return mine
+        return replace(mine, values=known.values) if known.sha256 == mine.sha256 else mine
 
 
 def read_contents(file: ModelFile, only: str | None = None) -> Contents:
     """Everything in a file, or only what one task needs."""
-    manifest = manifest_of(file.config, file.file_bytes)
+    manifest = manifest_of(file.config, file.file_bytes, file.text_bytes)
     names = [t.name for t in manifest.tasks if t.name]
     if only is not None and only not in names:
         raise TaskError(unknown("task", only, names))
-    with _at("the records"):
-        data = Reader(file.section("records"), "records")
-        settings, records = read_records(data, len(manifest.tasks))
+    settings, records = dict(manifest.settings), [t.record for t in manifest.tasks]
+    if file.version == 1:
+        settings, records = _first_records(file)
     with _at("the constants"):
         data = Reader(file.section("constants"), "constants")
         constants = {name: read_raw(data, kind, shape) for name, kind, shape in manifest.constants}
@@ -288,13 +319,37 @@ def _read_base(file: ModelFile, manifest: Manifest) -> Base | None:
     return replace(manifest.base, values=values, embedded=True)
 
 
+def _first_records(file: ModelFile) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
+    """The settings, and what is known of each task, from the section that format 1 has for them."""
+    with _at("the records"):
+        return read_records(Reader(file.section("records"), "records"), file.num_tasks)
+
+
 def read_settings(file: ModelFile) -> dict[str, Any]:
     """What the learner recorded in a file: its method and settings."""
-    with _at("the records"):
-        data = Reader(file.section("records"), "records")
-        settings = read_records(data, file.num_tasks)[0]
-    method = file.config.get("method") if file.version > 1 else None
+    if file.version == 1:
+        return _first_records(file)[0]
+    settings, method = file.config.get("settings"), file.config.get("method")
+    if not isinstance(settings, dict):
+        raise DamageError("config: the settings are not a table.")
     return settings if not isinstance(method, str) else {"method": method} | settings
+
+
+def weight_positions(layout: Layout, packed: np.ndarray) -> np.ndarray:
+    """Where the weights of some blocks stand in the flat vector; one bit per block."""
+    if not layout.is_identity:
+        blocks = torch.from_numpy(unpack_mask(packed, layout.num_blocks))
+        return np.flatnonzero(layout.expand(blocks).numpy())
+    # Mostly they are few: look at the bytes that hold some, not at every bit. In pieces, since
+    # positions are large beside the values they are for.
+    where = np.flatnonzero(packed != 0)
+    kind = np.int32 if layout.num_weights < 1 << 31 else np.int64
+    pieces = [np.empty(0, kind)]
+    for start in range(0, len(where), _PIECE):
+        piece = where[start : start + _PIECE]
+        bits = np.flatnonzero(np.unpackbits(packed[piece], bitorder="little").view(np.bool_))
+        pieces.append((piece[bits >> 3] * 8 + (bits & 7)).astype(kind))
+    return np.concatenate(pieces)
 
 
 class _GrowingBank:
@@ -318,19 +373,7 @@ class _GrowingBank:
     def new_weights(self, packed: np.ndarray) -> np.ndarray:
         """The positions of the weights that a mask takes and nobody owns yet."""
         new = packed if self.number == NO_BANK else packed & ~self.owned
-        if not self.layout.is_identity:
-            blocks = torch.from_numpy(unpack_mask(new, self.layout.num_blocks))
-            return np.flatnonzero(self.layout.expand(blocks).numpy())
-        # Mostly few are new: look at the bytes that hold some, not at every bit. In pieces, since
-        # positions are large beside the values they are for.
-        where = np.flatnonzero(new != 0)
-        kind = np.int32 if self.layout.num_weights < 1 << 31 else np.int64
-        pieces = [np.empty(0, kind)]
-        for start in range(0, len(where), _PIECE):
-            piece = where[start : start + _PIECE]
-            bits = np.flatnonzero(np.unpackbits(new[piece], bitorder="little").view(np.bool_))
-            pieces.append((piece[bits >> 3] * 8 + (bits & 7)).astype(kind))
-        return np.concatenate(pieces)
+        return weight_positions(self.layout, new)
 
     def finished(self, wanted_only: bool) -> Bank:
         """The bank; with nothing in it but the wanted weights where only those are asked for."""
@@ -351,7 +394,11 @@ class _Walk:
     """The entries of a file read one after the other, as they were learned."""
 
     def __init__(
-        self, file: ModelFile, manifest: Manifest, plan: ReadPlan, records: list[dict[str, Any]]
+        self,
+        file: ModelFile,
+        manifest: Manifest,
+        plan: ReadPlan,
+        records: Sequence[Mapping[str, Any]],
     ) -> None:
         self.file, self.manifest, self.plan, self.records = file, manifest, plan, records
         self.layout = manifest.layout
@@ -362,6 +409,8 @@ class _Walk:
         self.subnets: dict[str, Subnet] = {}
         self.nameless: dict[int, Subnet] = {}
         self._names = {t.number: t.name for t in manifest.tasks if t.name}
+        # Task-specific parameters by number, which those of later tasks may be coded against.
+        self._task_params: dict[int, dict[str, CodebookTensor]] = {}
 
     def entry(self, place: int) -> None:
         """Read an entry's mask and own weights; its task-specific parts where it is wanted."""
@@ -381,6 +430,8 @@ class _Walk:
             if entry.name and plan.is_wanted(place):
                 self.subnets[entry.name] = self._subnet(place, coded, packed, own)
             elif plan.is_kept(place):
+                if entry.name:
+                    self._read_task_params(place, entry)
                 self._check_empty(place)
                 self.nameless[entry.number] = self._weights(entry, coded, packed, own)
             if plan.is_kept(place):
@@ -419,7 +470,10 @@ class _Walk:
             ends = np.searchsorted(new, self._stops) if not entry.one_codebook else [len(new)]
             counts = np.diff(ends, prepend=0).tolist()
         data = self.file.section("codes", place), self.file.section("codebooks", place)
-        own = read_own(data, counts)
+        if self.file.version == 1:
+            own = read_first_own(data, counts)
+        else:
+            own = read_own(data, counts, self.layout, new)
         if len(new) and entry.bank != NO_BANK:
             bank.values[new] = torch.cat([c.decode() for c in own]).numpy()
         return own
@@ -451,7 +505,7 @@ class _Walk:
         self, place: int, coded: CodedMask, packed: np.ndarray, own: tuple[CodebookTensor, ...]
     ) -> Subnet:
         entry, record = self.manifest.tasks[place], self.records[place]
-        normalization, task_params = self._task_params(place, entry)
+        normalization, task_params = self._read_task_params(place, entry)
         data = Reader(self.file.section("memory", place), "memory")
         memory = read_memory(data, place if self.file.version == 1 else None)
         decision = None
@@ -471,6 +525,7 @@ class _Walk:
             owned_before_pruning=record.get("owned", math.nan),
             sample=entry.sample,
             isolated=entry.isolated,
+            adds_to_base=entry.adds_to_base,
             preprocessing=entry.preprocessing,
             routing=read_routing(Reader(self.file.section("routing", place), "routing")),
         )
@@ -491,9 +546,10 @@ class _Walk:
             raise DamageError(f"the nearest task is {str(nearest)[:80]!r}, which is not there.")
         return self._names[int(nearest)]
 
-    def _task_params(
+    def _read_task_params(
         self, place: int, entry: TaskEntry
     ) -> tuple[Normalization, dict[str, CodebookTensor]]:
+        """A task's normalization and task-specific parameters, which are kept for later tasks."""
         head = Reader(self.file.section("heads", place), "head")
         kind = self.file.scheme.task_params
         other = Reader(self.file.section(kind, place), "task-specific parameters")
@@ -501,15 +557,22 @@ class _Walk:
         if entry.channels:
             mean, std = (tuple(other.floats(entry.channels, 32).tolist()) for _ in range(2))
             normalization = normalization_of(mean, std, entry.normalization.trailing)
-        tensors = {}
-        for name, shape in self._task_param_shapes(entry).items():
-            if name not in entry.absent:
-                data = head if self.manifest.in_head(name) else other
-                tensors[name] = read_tensor(data, math.prod(shape))
-            elif (value := entry.absent[name]) is not None:
-                tensors[name] = constant(value, math.prod(shape))
+        absent, in_head = entry.absent.values, self.manifest.in_head
+        shapes = self._task_param_shapes(entry)
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        stored = {name: size for name, size in sizes.items() if name not in absent}
+        found = {n: constant(v, sizes[n]) for n, v in absent.items() if v is not None}
+        of_head = {n: size for n, size in stored.items() if in_head(n)}
+        rest = {n: size for n, size in stored.items() if n not in of_head}
+        if self.file.version == 1:
+            found |= read_first_tensors(head, of_head) | read_first_tensors(other, rest)
+        else:
+            reference = None if entry.reference is None else self._task_params.get(entry.reference)
+            found |= read_tensors(head, of_head, None) | read_tensors(other, rest, reference)
         head.done()
         other.done()
+        tensors = {name: found[name] for name in shapes if name in found}
+        self._task_params[entry.number] = tensors
         return normalization, tensors
 
 

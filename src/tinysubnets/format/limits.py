@@ -21,17 +21,26 @@ if TYPE_CHECKING:
 
 BYTES_PER_BYTE = 8192  # decoded bytes for each byte of the file …
 SPARE_BYTES = 1 << 24  # … and so many more for the smallest files
+NETWORK_BYTES = 1 << 26  # of a network that is rebuilt: a file without tasks is short
 TENSOR_BYTES = 1 << 10  # what Python and torch keep of a tensor beside its values, generously
 TASK_BYTES = 1 << 12  # the same for a task: its subnet, its entry in the config and in the index
 SPARE_VALUES = 1 << 18  # values in JSON text, beside one for every four bytes of it
 LEAST_KEYS = 3  # of a task in the config; real ones have a name, classes, a bank and bits
 LEAST_KEYS_OF_WEIGHTS = 2  # of an entry without a name: bits, and a bank or a reference
 BANK_BYTES = 1 << 11  # what Python and torch keep of a bank, and what is said of it
+TEXT_PER_BYTE = 32  # of the config, for each byte of its stream …
+SPARE_TEXT = 1 << 20  # … and so much more for the shortest ones
+CHARACTER_BYTES = 4  # what a character of the config may take
 
 
 def most_bytes(file_bytes: int) -> int:
     """The most that the tensors of a file of that size may take."""
     return BYTES_PER_BYTE * file_bytes + SPARE_BYTES
+
+
+def max_config_bytes(stream_bytes: int) -> int:
+    """The most text that a config may have which is deflated to so many bytes."""
+    return SPARE_TEXT + TEXT_PER_BYTE * stream_bytes
 
 
 def decoded_bytes(manifest: Manifest) -> int:
@@ -57,6 +66,7 @@ def decoded_bytes(manifest: Manifest) -> int:
         # An array of strings has the width of its longest, four bytes a character.
         longest = max((len(v) for v in labels if isinstance(v, str)), default=2)
         need += 4 * longest * len(labels)
+    need += CHARACTER_BYTES * manifest.text_bytes
     for _, dtype, shape in manifest.constants:
         need += TENSOR_BYTES + math.prod(shape) * dtype.itemsize
     return need
@@ -84,11 +94,13 @@ def check_network(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest) -> 
 
     Its shapes are those on record but for the width of the head, which every task has its own of.
     """
-    need, most = 4 * sum(math.prod(s) for s in shapes.values()), most_bytes(manifest.file_bytes)
-    if need > most:
+    need = 4 * sum(math.prod(s) for s in shapes.values())
+    head = 4 * sum(math.prod(s) for n, s in shapes.items() if n in manifest.outputs)
+    most = most_bytes(manifest.file_bytes)
+    if head > most or need > max(NETWORK_BYTES, most):
         raise DamageError(
-            f"config: the settings of the network ask for {need} bytes, most of them for its head; "
-            f"at most {most} are accepted for a file of {manifest.file_bytes}."
+            f"config: the settings of the network ask for {need} bytes, {head} of them for its "
+            f"head; at most {most} are accepted for a file of {manifest.file_bytes}."
         )
 
 

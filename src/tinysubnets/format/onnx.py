@@ -42,6 +42,7 @@ EXAMPLE_BATCH = 2  # a batch of one would be taken for a constant
 BATCH = 500
 SMALLEST = 64  # tensors of fewer values are not coded
 WIDTHS = (4, 8, 16)  # bits of codes that ONNX has a type for
+DOMAIN = "tinysubnets"  # of the functions that put sparse weights together
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def to_onnx(
 
     - `task`: its name; None writes all tasks with routing inside, each bank once, and gives the
       outputs of `routed.AllTasks`.
-    - `packed`: store weights as codes of 4, 8 or 16 bits and a codebook, bit-identical in use.
+    - `packed`: store weights as codes and a codebook, see `pack_weights`: the same weights, to the
+      bit, put together when the file is loaded. A runtime may then fuse other operators than in the
+      plain graph, so that logits differ in their last bits.
     - `int8`: raw calibration inputs; quantizes weights and activations of one task instead.
     - `example`: a raw batch, needed only where the model does not record what inputs look like.
     - `among`: without a task, the names of those to write.
@@ -367,9 +370,25 @@ def _quiet() -> Iterator[None]:
 def pack_weights(model: Any) -> Any:
     """A copy of an ONNX model whose float32 weights are codes wherever that is smaller.
 
-    Gather(codebook, Cast(codes)) takes the place of the values. The codebook holds every distinct
-    value of a tensor, bit by bit, so the graph computes the same.
+    The codebook holds every distinct value of a tensor, bit by bit, so the graph computes the same.
+    Three ways to put a tensor together, of which the smallest is taken:
+
+    - Gather(codebook, Cast(codes)), with codes of 4, 8 or 16 bits for every value;
+    - codes for values other than 0 alone, and a bit for every value that says which they are;
+    - the same with the gaps between them instead of the bits.
+
+    The last two are functions of the model, with codes and gaps as bit planes: as many bits each as
+    they need. A runtime computes all of it once, when it loads the file. Names inside are short.
     """
+    ways = ((), ("FromMask",), ("FromGaps",), ("FromMask", "FromGaps"))
+    # A function takes some bytes itself: for a small network one, or none, may be better than two.
+    packed = min((_packed_with(model, names) for names in ways), key=lambda m: m.ByteSize())
+    importlib.import_module("onnx").checker.check_model(packed)
+    return packed
+
+
+def _packed_with(model: Any, functions: tuple[str, ...]) -> Any:
+    """The packed copy of a model, which uses these functions alone."""
     import onnx
 
     packed = onnx.ModelProto()
@@ -377,7 +396,8 @@ def pack_weights(model: Any) -> Any:
     graph = packed.graph
     kept, nodes = [], []
     for initializer in graph.initializer:
-        coded = _coded(initializer) if initializer.data_type == onnx.TensorProto.FLOAT else None
+        is_float = initializer.data_type == onnx.TensorProto.FLOAT
+        coded = _coded(initializer, functions) if is_float else None
         if coded is None:
             kept.append(initializer)
         else:
@@ -388,33 +408,189 @@ def pack_weights(model: Any) -> Any:
     del graph.initializer[:], graph.node[:]
     graph.initializer.extend(kept)
     graph.node.extend([*nodes, *rest])
-    onnx.checker.check_model(packed)
+    _shorten_names(graph)
+    if functions:
+        packed.functions.extend(_function(name) for name in ("Unpack", *functions))
+        packed.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     return packed
 
 
-def _coded(initializer: Any) -> tuple[list[Any], list[Any]] | None:
-    """The codes and codebook of a tensor, and the nodes that put it together; None if larger."""
-    from onnx import TensorProto, helper, numpy_helper
+def _coded(initializer: Any, functions: tuple[str, ...]) -> tuple[list[Any], list[Any]] | None:
+    """What a tensor is put together from, and the nodes that do it; None if that is larger."""
+    from onnx import numpy_helper
 
     values = np.ascontiguousarray(numpy_helper.to_array(initializer))
+    if values.size < SMALLEST:
+        return None
+    found = [*_every_value(initializer.name, values)]
+    found += _few_values(initializer.name, values, functions)
+    found.sort(key=lambda way: sum(part.ByteSize() for parts in way for part in parts))
+    if not found or sum(t.ByteSize() for t in found[0][0]) >= initializer.ByteSize():
+        return None
+    return found[0]
+
+
+def _every_value(name: str, values: np.ndarray) -> Iterator[tuple[list[Any], list[Any]]]:
+    """A code for each value, 0 as well, unless there are too many."""
+    from onnx import TensorProto, helper, numpy_helper
+
     bits, codes = np.unique(values.view(np.uint32).reshape(-1), return_inverse=True)
     width = next((w for w in WIDTHS if len(bits) <= 1 << w), None)
-    if values.size < SMALLEST or width is None:
-        return None
-    if 32 * len(bits) + width * values.size >= 32 * values.size:
-        return None
-    name, dims = initializer.name, list(values.shape)
+    if width is None:
+        return
     kinds = {4: TensorProto.UINT4, 8: TensorProto.UINT8, 16: TensorProto.UINT16}
     data = _packed(codes.reshape(-1), width)
     tensors = [
-        helper.make_tensor(f"{name}.codes", kinds[width], dims, data, raw=True),
+        helper.make_tensor(f"{name}.codes", kinds[width], list(values.shape), data, raw=True),
         numpy_helper.from_array(bits.view(np.float32), f"{name}.codebook"),
     ]
     nodes = [
         helper.make_node("Cast", [f"{name}.codes"], [f"{name}.index"], to=TensorProto.INT32),
         helper.make_node("Gather", [f"{name}.codebook", f"{name}.index"], [name]),
     ]
-    return tensors, nodes
+    yield tensors, nodes
+
+
+def _few_values(
+    name: str, values: np.ndarray, functions: tuple[str, ...]
+) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Codes for what is not 0, with a bit for every value or with the gaps between."""
+    from onnx import helper, numpy_helper
+
+    flat = values.view(np.uint32).reshape(-1)
+    places = np.flatnonzero(flat)
+    if not len(places) or values.size >= 1 << 31:
+        return
+    bits, codes = np.unique(flat[places], return_inverse=True)
+    gaps = np.diff(places, prepend=-1) - 1
+    counts = np.array([len(places), *values.shape], np.int64)
+    for function in functions:
+        parts = {
+            "places": _planes(flat != 0 if function == "FromMask" else gaps),
+            "codes": _planes(codes.reshape(-1)),
+            "codebook": bits.view(np.float32),
+            "counts": counts,
+        }
+        tensors = [numpy_helper.from_array(part, f"{name}.{key}") for key, part in parts.items()]
+        given = [tensor.name for tensor in tensors]
+        yield tensors, [helper.make_node(function, given, [name], domain=DOMAIN)]
+
+
+def _planes(numbers: np.ndarray) -> np.ndarray:
+    """Numbers as bit planes, uint8 [bits, ceil(n / 8)]: the lowest bits first, eight to a byte."""
+    width = max(1, int(numbers.max()).bit_length())
+    bits = (numbers.astype(np.int64) >> np.arange(width)[:, None]) & 1
+    return np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
+
+
+# Whole numbers from their bit planes. ONNX has no operator that unpacks bits: shift each byte by 0
+# to 7 and take the last bit.
+_UNPACK = """
+Unpack (planes) => (numbers) {
+    two = Constant <value = int64[1] {2}> ()
+    shifts = Constant <value = uint8[8] {0, 1, 2, 3, 4, 5, 6, 7}> ()
+    two8 = Constant <value = uint8 {2}> ()
+    rows = Constant <value = int64[2] {0, -1}> ()
+    bytes = Unsqueeze (planes, two)
+    shifted = BitShift <direction = "RIGHT"> (bytes, shifts)
+    bits = Mod (shifted, two8)
+    flat = Reshape (bits, rows)
+    wide = Cast <to = 6> (flat)
+    zero = Constant <value = int64 {0}> ()
+    one = Constant <value = int64 {1}> ()
+    size = Shape <start = 0, end = 1> (planes)
+    width = Squeeze (size)
+    each = Range (zero, width, one)
+    each32 = Cast <to = 6> (each)
+    two32 = Constant <value = int32 {2}> ()
+    powers = Pow (two32, each32)
+    first = Constant <value = int64[1] {1}> ()
+    column = Unsqueeze (powers, first)
+    parts = Mul (wide, column)
+    start = Constant <value = int64[1] {0}> ()
+    numbers = ReduceSum <keepdims = 0> (parts, start)
+}
+"""
+# A tensor from the places of its values, their codes, a codebook, and [number of values, *shape].
+_FROM_PLACES = """
+%s (places, codes, codebook, counts) => (values) {
+    start = Constant <value = int64[1] {0}> ()
+    first = Constant <value = int64[1] {1}> ()
+    last = Constant <value = int64[1] {9223372036854775807}> ()
+    count = Slice (counts, start, first)
+    shape = Slice (counts, first, last)
+    numbers = tinysubnets.Unpack (places)
+    padded = tinysubnets.Unpack (codes)
+    index = Slice (padded, start, count)
+    chosen = Gather (codebook, index)
+    %s
+    values = Reshape (flat, shape)
+}
+"""
+# What is done with `numbers` and `chosen` to get `flat`. Not NonZero, which onnxruntime would
+# compute in every run.
+_PLACES = {
+    "FromMask": """
+    all = ReduceProd <keepdims = 1> (shape)
+    mask = Slice (numbers, start, all)
+    axis = Constant <value = int64 {0}> ()
+    counted = CumSum (mask, axis)
+    rank = Mul (counted, mask)
+    none = Constant <value = float[1] {0}> ()
+    choices = Concat <axis = 0> (none, chosen)
+    flat = Gather (choices, rank)
+    """,
+    "FromGaps": """
+    gaps = Slice (numbers, start, count)
+    one = Constant <value = int32 {1}> ()
+    steps = Add (gaps, one)
+    axis = Constant <value = int64 {0}> ()
+    sums = CumSum (steps, axis)
+    at = Sub (sums, one)
+    all = ReduceProd <keepdims = 1> (shape)
+    zeros = ConstantOfShape (all)
+    flat = ScatterElements (zeros, at, chosen)
+    """,
+}
+
+
+def _function(name: str) -> Any:
+    """A function of the model, with short names: each of them stands in the file."""
+    from onnx import parser
+
+    text = _UNPACK if name == "Unpack" else _FROM_PLACES % (name, _PLACES[name])
+    imports = f'<opset_import: ["" : {OPSET}, "{DOMAIN}" : 1], domain: "{DOMAIN}">'
+    made = parser.parse_function(imports + text)
+    names = {key: key for key in (*made.input, *made.output)}
+    for node in made.node:
+        for key in node.output:
+            names.setdefault(key, f"_{len(names):x}")
+    for node in made.node:
+        _rename(node, names)
+    return made
+
+
+def _shorten_names(graph: Any) -> None:
+    """Give everything inside a graph a short name; inputs, outputs and subgraphs keep theirs."""
+    if any(
+        attribute.HasField("g") or attribute.graphs for n in graph.node for attribute in n.attribute
+    ):
+        return
+    names = {"": ""} | {value.name: value.name for value in (*graph.input, *graph.output)}
+    for initializer in graph.initializer:
+        initializer.name = names.setdefault(initializer.name, f"_{len(names):x}")
+    for node in graph.node:
+        for key in node.output:
+            names.setdefault(key, f"_{len(names):x}")
+        node.name = ""
+        _rename(node, names)
+
+
+def _rename(node: Any, names: Mapping[str, str]) -> None:
+    given, made = [names[key] for key in node.input], [names[key] for key in node.output]
+    del node.input[:], node.output[:]
+    node.input.extend(given)
+    node.output.extend(made)
 
 
 def _packed(codes: np.ndarray, width: int) -> bytes:

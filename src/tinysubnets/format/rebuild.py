@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,7 +15,10 @@ from tinysubnets import networks
 from tinysubnets.errors import ArchitectureError, DamageError, MismatchError, SettingError
 from tinysubnets.format import limits
 from tinysubnets.format.header import Manifest
+from tinysubnets.model.bank import Base, BaseSource, base_values
+from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture, TensorSpec
+from tinysubnets.nn.init import weights_hash
 
 
 def architecture_for(
@@ -24,6 +28,7 @@ def architecture_for(
 
     `constants` are the recorded constant buffers, by name.
     """
+    given = net is not None
     if isinstance(net, Architecture):
         _compare({s.name: s.shape for s in (*net.shared, *net.task_params)}, manifest)
         _compare_shared(net, manifest)
@@ -34,6 +39,8 @@ def architecture_for(
             raise MismatchError(f"net: a torch.nn.Module is needed, not {type(net).__name__}.")
         architecture = _wrapped(net, manifest)
     architecture.rebuild = manifest.rebuild
+    if not given:
+        architecture.pretrained = {}  # a network that was rebuilt has no values
     _take_constants(architecture, constants)
     # What a fresh vector starts from belongs to the model, whichever instance was given now.
     start = {s.name: s.constant for s in manifest.task_params}
@@ -41,6 +48,47 @@ def architecture_for(
         TensorSpec(s.name, s.shape, start[s.name]) for s in architecture.task_params
     )
     return architecture
+
+
+def is_rebuilt(manifest: Manifest) -> bool:
+    """Whether a model's network is one of the package, which needs not be given again."""
+    record = manifest.rebuild
+    return record is not None and ":" not in str(record.get("network", ":"))
+
+
+def base_for(store: SubnetStore, given: BaseSource | None) -> Base | None:
+    """The base of a store that was read, with its values where they are at hand.
+
+    They are in the file, or `given`, or those of the store's network, where that was given. Others
+    than the file names are refused.
+    """
+    base, architecture = store.base, store.architecture
+    if base is None:
+        if given is not None:
+            raise MismatchError("base: this model was not learned over a base; leave it out.")
+        return None
+    if given is not None:
+        return base.filled(base_values(architecture, _tensors_of(given)), _words(given))
+    if base.values is not None or not architecture.pretrained:
+        return base
+    values = base_values(architecture, architecture.pretrained)
+    if not store.needs_base() and weights_hash(values) != base.sha256:
+        return base  # learning began from it, but no task needs it to be used
+    return base.filled(values, "the network given")
+
+
+def _tensors_of(given: BaseSource) -> Mapping[str, Tensor]:
+    if isinstance(given, Architecture):
+        return given.pretrained
+    if isinstance(given, nn.Module):
+        return dict(given.named_parameters()) | dict(given.named_buffers())
+    return given if isinstance(given, Mapping) else networks.read_weights(given)
+
+
+def _words(given: BaseSource) -> str:
+    if isinstance(given, (str, os.PathLike)):
+        return f"the file {os.fspath(given)}"
+    return "the base given"
 
 
 def _wrapped(net: nn.Module, manifest: Manifest) -> Architecture:
@@ -104,10 +152,13 @@ def _take_constants(architecture: Architecture, constants: Mapping[str, Tensor])
 def _rebuilt(manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
     """A network of this package by its recorded name, without initial values."""
     record = manifest.rebuild
-    if record is None or not isinstance(record.get("network"), str) or ":" in record["network"]:
+    if record is None or not isinstance(record.get("network"), str) or not is_rebuilt(manifest):
+        name = None if record is None else record.get("network")
+        told = f", {name!r}" if isinstance(name, str) else ""
         raise MismatchError(
-            "this model was made with a network of your own; give it again: load(…, net=…), or "
-            "--net MODULE:FUNCTION on the command line."
+            f"this model was made with a network of your own{told}; give it again: load(…, net=…), "
+            "or --net MODULE:FUNCTION on the command line (--base where it was learned over its "
+            "pretrained weights)."
         )
     settings = record.get("settings", {})
     if not isinstance(settings, dict):

@@ -1,10 +1,19 @@
-"""The sections of a model file, each written and read here: values, masks, task memory, records.
+"""The sections of a model file, each written and read here: values, masks, task memory.
 
 Values. The codes and codebooks of a task's own shared weights are a section each; a task-specific
 parameter has both in one. A form byte says how a list of values is stored: bits 1-5 hold the width
 of a code, 0 where the values stand as themselves; bit 0 is set where centroids or values take 32
 bits instead of 16. A codebook follows its form byte: the number of centroids less one as a varint,
 and the centroids. Codes stand behind their length; values that stand as themselves have none.
+
+Where all codebooks of a task's own shared weights are full and of one width, they have one form:
+then follow a bit for each that says whether its centroids take 32 bits, if any do, and the
+centroids; and the codes of all are one list.
+
+Values on a grid, of task-specific parameters alone, have a form byte of 64, or of 65 where they are
+coded as differences from those of another task; then the bits of mantissa, the floor plus 128, and
+the integers (`coding.grids`). Tensors of one kind, that is of one last name, come together, and are
+one list of values where all of them are on one grid.
 
 Mask. The reference as a varint (see `model.subnet`); for one made of first scores the seed, eight
 bytes, and for each shared tensor the least magnitude of a score in the reference, four bytes; then
@@ -14,31 +23,50 @@ Memory. What tells a task from later ones.
 
 Routing. Numbers that tell a task's inputs from others without its name, by theirs.
 
-Records. The learner's settings and what is known of each task, as deflated JSON.
+Records. In format 1, the learner's settings and what is known of each task, as deflated JSON.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tinysubnets.coding.bits import MAX_CODE_BITS, RAW_DEFLATE
+from tinysubnets.coding.bits import (
+    MAX_CODE_BITS,
+    RAW_DEFLATE,
+    pack_bits,
+    packed_size,
+    unpack_bits,
+)
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.codes import decode_codes, encode_codes
+from tinysubnets.coding.grids import (
+    MAX_MANTISSA,
+    MIN_FLOOR,
+    Grid,
+    decode_integers,
+    encode_integers,
+    grid_values,
+    round_to_grid,
+)
 from tinysubnets.errors import ArtifactError, DamageError
-from tinysubnets.format.container import canonical, parse
+from tinysubnets.format.container import parse
 from tinysubnets.model.mask_references import MAX_MAGNITUDE
-from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodebookTensor, CodedMask, Subnet
+from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodebookTensor, CodedMask
+from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.divergence import InputStatistics
 
 Memory = InputStatistics | Tensor | None
 
+EACH, ALIKE = range(2)  # codebooks: each with a form of its own, or one for all
+GRID, DIFFERENCE = 64, 65  # forms of values on a grid: as they are, and against another task's
 MAX_REFERENCE = 1 << 20  # of a mask: far more than a bank has tasks
 NOTHING, GAUSSIAN, HISTOGRAM, SAMPLES = range(4)  # kinds of memory
 MAX_DIMENSIONS = 8
@@ -56,7 +84,7 @@ DTYPES = {  # by their names in the config; a memory section has the place in th
     "i32": torch.int32,
     "i64": torch.int64,
 }
-_RECORD_TYPES: Mapping[str, Any] = {
+RECORD_TYPES: Mapping[str, Any] = {  # what is known of a task beside its tensors
     "accuracy": (int, float),
     "owned": (int, float),
     "reason": str,
@@ -67,23 +95,128 @@ _RECORD_TYPES: Mapping[str, Any] = {
 # Values.
 
 
-def write_own(own: Sequence[CodebookTensor]) -> tuple[bytes, bytes]:
-    """The codes and the codebooks of a task's own shared weights, a section each."""
+def write_own(
+    own: Sequence[CodebookTensor], follows: NDArray[np.bool_] | None = None
+) -> tuple[bytes, bytes]:
+    """The codes and the codebooks of a task's own shared weights, a section each.
+
+    - `follows`: which of these weights are in the kernel of the one before; for codes of one bit.
+    """
+    if not any(len(c) for c in own):  # a task that adds nothing stores nothing
+        return b"", b""
     codes, books = Writer(), Writer()
+    books.byte(EACH)
     for coded in own:
         write_form(books, coded)
         write_codes(codes, coded)
-    if not any(len(c) for c in own):  # a task that adds nothing stores nothing
-        return b"", b""
-    return codes.bytes(), books.bytes()
+    candidates = [(codes.bytes(), books.bytes())]
+    if (alike := _alike(own)) is not None:
+        candidates.append(_write_alike(alike, follows))
+    return min(candidates, key=lambda sections: sum(map(len, sections)))
 
 
-def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[CodebookTensor, ...]:
-    """The own weights of a task, `counts` of them per codebook."""
+def _alike(own: Sequence[CodebookTensor]) -> list[CodebookTensor] | None:
+    """The own weights with full codebooks of one width, all that are not empty; None if not.
+
+    Values that are fewer than a codebook has centroids stand as themselves, and get one here.
+    """
+    widths = {c.bits for c in own if c.codes is not None}
+    if len(widths) != 1:
+        return None
+    width, out = widths.pop(), []
+    for coded in own:
+        if coded.codes is None and 0 < len(coded) <= 2**width:
+            values, codes = torch.unique(coded.values, return_inverse=True)
+            last = values[-1:].expand(2**width - len(values))
+            coded = CodebookTensor(torch.cat([values, last]), codes.to(torch.uint8), width)
+        elif len(coded) <= 2**width or len(coded.values) < 2**width:
+            if len(coded):
+                return None
+        if len(coded):
+            out.append(coded)
+    return out
+
+
+def _write_alike(
+    own: Sequence[CodebookTensor], follows: NDArray[np.bool_] | None
+) -> tuple[bytes, bytes]:
+    """The codes of all codebooks as one list, and the codebooks without a form each."""
+    books, width = Writer(), own[0].bits
+    wide = np.array([c.value_bits == 32 for c in own])
+    books.byte(ALIKE)
+    books.byte(width << 1 | bool(wide.any()))
+    if wide.any():
+        books.raw(pack_bits(wide))
+    for coded in own:
+        books.floats(coded.values, coded.value_bits)
+    codes = np.concatenate([c.codes.numpy() for c in own if c.codes is not None])
+    return encode_codes(codes, width, follows), books.bytes()
+
+
+def read_own(
+    data: tuple[bytes, bytes],
+    counts: Sequence[int],
+    layout: Layout,
+    positions: NDArray[np.integer],
+) -> tuple[CodebookTensor, ...]:
+    """The own weights of a task, `counts` of them per codebook; see `write_own`.
+
+    - `positions`: where these weights stand in the flat vector of the layout.
+    """
     if not any(counts):
-        if data[0] or data[1]:
-            raise DamageError("codes for a task that owns no weight.")
-        return (CodebookTensor(torch.zeros(0)),) * len(counts)
+        return _none(data, len(counts))
+    books = Reader(data[1], "codebooks")
+    kind = books.byte()
+    if kind == EACH:
+        return read_first_own((data[0], books.rest()), counts)
+    if kind != ALIKE:
+        raise books.damage(f"unknown order {kind} of codebooks.")
+    return _read_alike(data[0], books, counts, layout, positions)
+
+
+def _read_alike(
+    data: bytes,
+    books: Reader,
+    counts: Sequence[int],
+    layout: Layout,
+    positions: NDArray[np.integer],
+) -> tuple[CodebookTensor, ...]:
+    form = books.byte()
+    width, filled = form >> 1, len(counts) - counts.count(0)
+    if not 1 <= width <= MAX_CODE_BITS:
+        raise books.damage(f"codes of {width} bits; allowed are 1 to {MAX_CODE_BITS}.")
+    follows = layout.follows_in_kernel(positions) if width == 1 else None
+    codes = decode_codes(data, width, sum(counts), follows)
+    codes = codes.astype(np.uint8 if width <= 8 else np.int32, copy=False)
+    wide = np.zeros(filled, np.bool_)
+    if form & 1:
+        wide = unpack_bits(books.raw(packed_size(filled)), filled)
+    widths = iter(np.where(wide, 32, 16).tolist())
+    out, start = [], 0
+    for count in counts:
+        if not count:
+            out.append(CodebookTensor(torch.zeros(0)))
+            continue
+        centroids = books.floats(2**width, next(widths))
+        own = torch.from_numpy(codes[start : start + count].copy())
+        coded = CodebookTensor(centroids, own, width)
+        out.append(coded if count > 2**width else CodebookTensor(coded.decode()))
+        start += count
+    books.done()
+    return tuple(out)
+
+
+def _none(data: tuple[bytes, bytes], num: int) -> tuple[CodebookTensor, ...]:
+    """What a task without own weights has of `num` codebooks: nothing, and no bytes."""
+    if data[0] or data[1]:
+        raise DamageError("codes for a task that owns no weight.")
+    return (CodebookTensor(torch.zeros(0)),) * num
+
+
+def read_first_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[CodebookTensor, ...]:
+    """Own weights each of whose codebooks has a form of its own, as in format 1."""
+    if not any(counts):
+        return _none(data, len(counts))
     codes, books = Reader(data[0], "codes"), Reader(data[1], "codebooks")
     out = [read_codes(codes, read_form(books), count) for count in counts]
     codes.done()
@@ -91,15 +224,106 @@ def read_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[Codebook
     return tuple(out)
 
 
-def write_tensor(out: Writer, coded: CodebookTensor) -> None:
-    """A task-specific parameter: its form, its centroids, its codes or values."""
-    write_form(out, coded)
-    write_codes(out, coded)
+def write_tensors(
+    out: Writer,
+    tensors: Mapping[str, CodebookTensor],
+    reference: Mapping[str, CodebookTensor] | None,
+) -> None:
+    """Task-specific parameters by name, kind after kind.
+
+    - `reference`: those of another task that the reader will have; None where it has none.
+    """
+    for names in kinds_of(tensors):
+        together = len({tensors[n].grid for n in names} - {None}) == 1
+        together = together and all(tensors[n].grid is not None for n in names)
+        if len(names) > 1:
+            out.byte(together)
+        for group in [names] if together else [[n] for n in names]:
+            _write_list(out, [tensors[n] for n in group], _joined(reference, group))
 
 
-def read_tensor(data: Reader, count: int) -> CodebookTensor:
-    """A task-specific parameter of `count` values."""
-    return read_codes(data, read_form(data), count)
+def read_tensors(
+    data: Reader, counts: Mapping[str, int], reference: Mapping[str, CodebookTensor] | None
+) -> dict[str, CodebookTensor]:
+    """Task-specific parameters, with so many values each; see `write_tensors`."""
+    found: dict[str, CodebookTensor] = {}
+    for names in kinds_of(counts):
+        together = data.byte() if len(names) > 1 else 0
+        if together > 1:
+            raise data.damage(f"unknown order {together} of tensors.")
+        for group in [names] if together else [[n] for n in names]:
+            sizes = [counts[n] for n in group]
+            one = _read_list(data, sum(sizes), _joined(reference, group))
+            if len(group) > 1 and one.grid is None:
+                raise data.damage("tensors that come together are not on a grid.")
+            parts = [one] if len(group) == 1 else _split(one, sizes)
+            found |= zip(group, parts, strict=True)
+    return {name: found[name] for name in counts}
+
+
+def kinds_of(names: Iterable[str]) -> list[list[str]]:
+    """Names of tensors in groups of equal last parts, such as "weight", in order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.rpartition(".")[2], []).append(name)
+    return list(groups.values())
+
+
+def _split(coded: CodebookTensor, sizes: Sequence[int]) -> list[CodebookTensor]:
+    """Values on a grid as several lists of the given lengths."""
+    return [CodebookTensor(part.clone(), grid=coded.grid) for part in coded.values.split(sizes)]
+
+
+def _joined(reference: Mapping[str, CodebookTensor] | None, names: Sequence[str]) -> Tensor | None:
+    """The values of another task's tensors, one after the other; None if it has not all of them."""
+    if reference is None or not all(n in reference for n in names):
+        return None
+    return torch.cat([reference[n].decode() for n in names])
+
+
+def read_first_tensors(data: Reader, counts: Mapping[str, int]) -> dict[str, CodebookTensor]:
+    """Task-specific parameters as format 1 has them, one after the other."""
+    return {name: read_codes(data, read_form(data), count) for name, count in counts.items()}
+
+
+def _write_list(out: Writer, parts: Sequence[CodebookTensor], reference: Tensor | None) -> None:
+    """The values of some tensors on one grid, or of one tensor in any form."""
+    grid = parts[0].grid
+    if grid is None:
+        write_form(out, parts[0])
+        write_codes(out, parts[0])
+        return
+    integers = round_to_grid(torch.cat([p.values for p in parts]).numpy(), grid)
+    form, data = GRID, encode_integers(integers)
+    if _fits(reference, len(integers)):
+        assert reference is not None
+        other = encode_integers(integers - round_to_grid(reference.numpy(), grid))
+        if len(other) < len(data):
+            form, data = DIFFERENCE, other
+    for value in (form, grid.mantissa, grid.floor - MIN_FLOOR):
+        out.byte(value)
+    out.raw(data)
+
+
+def _fits(reference: Tensor | None, count: int) -> bool:
+    """Whether so many values can be coded as differences from those of another task."""
+    return reference is not None and len(reference) == count and bool(reference.isfinite().all())
+
+
+def _read_list(data: Reader, count: int, reference: Tensor | None) -> CodebookTensor:
+    """A list of `count` values in any form."""
+    if data.peek() not in (GRID, DIFFERENCE):
+        return read_codes(data, read_form(data), count)
+    form, grid = data.byte(), Grid(data.byte(), data.byte() + MIN_FLOOR)
+    if grid.mantissa > MAX_MANTISSA:
+        raise data.damage(f"a grid of {grid.mantissa} bits; at most {MAX_MANTISSA} are allowed.")
+    integers = decode_integers(data, count)
+    if form == DIFFERENCE:
+        if not _fits(reference, count):
+            raise data.damage("differences from values that are not there.")
+        assert reference is not None
+        integers += round_to_grid(reference.numpy(), grid)
+    return CodebookTensor(torch.from_numpy(grid_values(integers, grid)), grid=grid)
 
 
 def write_form(out: Writer, coded: CodebookTensor) -> None:
@@ -233,19 +457,24 @@ def write_routing(routing: Mapping[str, Tensor]) -> bytes:
             raise ArtifactError(f"routing: {name!r} is no name of 1 to {MAX_ROUTING_NAME} bytes.")
         out.block(name.encode())
         out.varint(len(values))
-        write_tensor(out, _smallest(values))
+        out.raw(_smallest(values))
     return out.bytes()
 
 
-def _smallest(values: Tensor) -> CodebookTensor:
+def _smallest(values: Tensor) -> bytes:
     """Values as codes where few of them differ and that is smaller; in no form do they change."""
     plain = CodebookTensor(values.detach().float().cpu())
     distinct, codes = plain.values.unique(return_inverse=True)
     width = max(1, (len(distinct) - 1).bit_length())
-    if width > MAX_ROUTING_BITS or len(distinct) < 2:
-        return plain
-    coded = CodebookTensor(distinct, codes.to(torch.uint8), width)
-    return coded if coded.size_bits < plain.size_bits else plain
+    forms = [plain]
+    if width <= MAX_ROUTING_BITS and len(distinct) >= 2:
+        forms.append(CodebookTensor(distinct, codes.to(torch.uint8), width))
+    written = []
+    for form in forms:
+        out = Writer()
+        _write_list(out, [form], None)
+        written.append(out.bytes())
+    return min(written, key=len)
 
 
 def read_routing(data: Reader) -> dict[str, Tensor]:
@@ -260,7 +489,8 @@ def read_routing(data: Reader) -> dict[str, Tensor]:
             raise data.damage("names that are not in order, or too long.")
         last = name
         # A code takes a good part of a bit at least.
-        values = read_tensor(data, data.varint(ROUTING_PER_BYTE * len(data.data))).decode()
+        count = data.varint(ROUTING_PER_BYTE * len(data.data))
+        values = read_codes(data, read_form(data), count).decode()
         if not len(values) or not bool(torch.isfinite(values).all()):
             raise data.damage("an empty vector, or a number that is not finite.")
         try:
@@ -327,7 +557,7 @@ def _read_samples(data: Reader) -> Tensor:
     return read_raw(data, types[number], shape)
 
 
-# Records.
+# Records of format 1.
 
 
 def max_text_bytes(num_tasks: int) -> int:
@@ -335,21 +565,7 @@ def max_text_bytes(num_tasks: int) -> int:
     return (1 << 16) + (num_tasks << 13)
 
 
-def write_records(settings: Mapping[str, Any], subnets: Sequence[Subnet]) -> bytes:
-    """The section: the length of the text, then the text as one raw deflate stream."""
-    numbers = {s.name: s.number for s in subnets if s.name}
-    tasks = [_record(s, numbers) for s in subnets]
-    text = canonical({"settings": settings, "tasks": tasks}).encode()
-    if len(text) > max_text_bytes(len(tasks)):
-        raise ArtifactError(f"settings and reasons take {len(text)} bytes; shorten them.")
-    coder = zlib.compressobj(9, zlib.DEFLATED, RAW_DEFLATE)
-    out = Writer()
-    out.varint(len(text))
-    out.raw(coder.compress(text) + coder.flush())
-    return out.bytes()
-
-
-def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
     """The settings, and one record per task; at most the expected text is decompressed."""
     size = data.varint(max_text_bytes(num_tasks))
     decoder = zlib.decompressobj(RAW_DEFLATE)
@@ -364,26 +580,14 @@ def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[dic
     tasks = value.get("tasks") if isinstance(value, dict) else None
     if not isinstance(settings, dict) or not isinstance(tasks, list):
         raise data.damage("settings and tasks are missing.")
-    if len(tasks) != num_tasks or not all(map(_is_record, tasks)):
+    if len(tasks) != num_tasks or not all(map(is_record, tasks)):
         raise data.damage("not one valid record per task.")
     return settings, tasks
 
 
-def _record(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:
-    record: dict[str, Any] = {}
-    if not math.isnan(subnet.valid_accuracy):
-        record["accuracy"] = subnet.valid_accuracy
-    if not math.isnan(subnet.owned_before_pruning):
-        record["owned"] = subnet.owned_before_pruning
-    if subnet.decision is not None:
-        record["reason"] = subnet.decision.reason
-        if (nearest := subnet.decision.nearest) is not None:
-            record["nearest"] = numbers[nearest]
-    return record
-
-
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
+    """Whether plain data can be what is known of a task: its accuracy, and why its bank is its."""
     return isinstance(value, dict) and all(
-        k in _RECORD_TYPES and isinstance(v, _RECORD_TYPES[k]) and not isinstance(v, bool)
+        k in RECORD_TYPES and isinstance(v, RECORD_TYPES[k]) and not isinstance(v, bool)
         for k, v in value.items()
     )

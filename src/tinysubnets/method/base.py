@@ -315,12 +315,20 @@ def check_scenario_type(
         )
 
 
-def check_architecture(architecture: object) -> None:
-    """Refuse what is no architecture, such as a bare network."""
+def check_architecture(architecture: object, *, takes_base: bool = False) -> None:
+    """Refuse what is no architecture, such as a bare network.
+
+    - `takes_base`: whether the method learns tasks over a frozen base.
+    """
     if not isinstance(architecture, Architecture):
         raise ArchitectureError(
             f"an Architecture is needed, not {type(architecture).__name__}; wrap the network: "
             'Architecture(net, head="the name of its last layer").'
+        )
+    if architecture.base is not None and not takes_base:
+        raise ArchitectureError(
+            "base = 'frozen' is for TinySubNets alone; other methods start from pretrained weights "
+            "by init = 'pretrained'."
         )
 
 

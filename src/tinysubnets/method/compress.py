@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.coding.bits import pack_mask
+from tinysubnets.coding.grids import MAX_FLOOR, MAX_MANTISSA, MIN_FLOOR, Grid
 from tinysubnets.method.pruning import (
     Candidate,
     Pruned,
@@ -17,7 +19,8 @@ from tinysubnets.method.pruning import (
     PruningStep,
     post_prune,
 )
-from tinysubnets.model.subnet import CodebookTensor, code, constant
+from tinysubnets.model.subnet import CodebookTensor, code, constant, rounded
+from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.nn.norms import folded
 from tinysubnets.training.evaluate import EvalResult, check_finite, recalibrate_batchnorm
@@ -26,6 +29,12 @@ from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, sta
 
 MAX_BITS = 8
 TASK_PARAM_LEVELS = (4, 5, 6, 8, 16, 32)
+DIFFERENCE_LEVELS = (2, 3, *TASK_PARAM_LEVELS)  # over a base, where most of it is known already
+# Rounding turns over some of the answers that are near to ties, to the better or to the worse. What
+# is lost by chance is the deviation of so many, one sample at the least.
+TURNED_OVER, LOSS_TOLERANCE = 0.02, 0.01
+OFFSETS = ("bias", "running_mean")  # vectors that are added, by their last names
+GAIN_OCTAVES = 12  # how far below the typical gain others are still rounded by a share of them
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,12 @@ class Compressed:
 class TaskParamSettings:
     """How task-specific parameters are stored.
 
-    - `bits`: their width; "auto" takes the narrowest form that loses at most `tolerance` of
-      validation accuracy.
+    - `bits`: how finely they are rounded. With 4 to 8 a vector keeps one bit less of mantissa:
+      norms and other gains by a share of each value, biases and means not finer than the typical
+      one needs; a matrix such as the head is rounded to steps of which its root mean square has
+      2 to 4 at 4 bits, and twice as many for every further one. 16 is float16, 32 float32. "auto"
+      takes the least of 4, 5, 6, 8, 16 and 32 that is as good as 32, see `is_as_good`.
+    - `tolerance`: the validation accuracy that rounding may cost with "auto".
     """
 
     bits: Literal["auto"] | int = 32
@@ -60,10 +73,16 @@ class Compressor:
     """A trained module, and ways to measure it on validation data with other weights.
 
     Flat vectors hold one value per shared weight [N]; masks one per block [NB].
+
+    - `base`: the tensors of a frozen base by name, where the task is learned over one: of its
+      task-specific parameters only its own are stored, as differences to these.
     """
 
-    def __init__(self, module: TaskModule, training: Training) -> None:
+    def __init__(
+        self, module: TaskModule, training: Training, base: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.module, self.training = module, training
+        self.base = None if base is None else {n: t.to(module.free) for n, t in base.items()}
         self.layout = module.layout
         self.free = module.free.detach()
         self.mask = module.mask()
@@ -158,11 +177,12 @@ class Compressor:
         training, layout = self.training, self.layout
         all_tensors = self.tensors(self.module.compose(self.mask, values))
         without = self.tensors(self.module.compose(torch.zeros_like(self.mask), values))
-        stages = [] if training.can_capture else stages_of(self.module.architecture)
-        if not stages:
+        architecture = self.module.architecture
+        stages = [] if training.can_capture else stages_of(architecture)
+        if not stages or (architecture.has_running_stats and not self.module.recalibrates):
             return None
         staged = StagedEvaluation(
-            self.module.architecture,
+            architecture,
             stages,
             training.train,
             training.valid,
@@ -205,16 +225,41 @@ class Compressor:
     ) -> tuple[dict[str, CodebookTensor], float]:
         """The task-specific parameters as stored, with final statistics, and the accuracy then."""
         training, architecture = self.training, self.module.architecture
-        weights = self.weights(compressed.mask, compressed.own)
-        tensors = recalibrate_batchnorm(architecture, self.tensors(weights), training.train, None)
-        tensors = folded(architecture, tensors)
+        tensors = self.tensors(self.weights(compressed.mask, compressed.own))
+        named = [s.name for s in architecture.task_params]
+        levels: Sequence[int] = TASK_PARAM_LEVELS
+        if isinstance(self.module, MagnitudeModule) and self.module.own_params is not None:
+            named = [n for n in named if n in self.module.own_params]
+            levels = DIFFERENCE_LEVELS
+        else:
+            tensors = recalibrate_batchnorm(architecture, tensors, training.train, None)
+            tensors = folded(architecture, tensors)
 
-        def accuracy(coded: dict[str, CodebookTensor]) -> float:
-            stored = _decoded(coded, tensors)
-            return training.evaluate(tensors | stored, recalibrate=False).ranked_accuracy
+        stored = self.stored(named, tensors)
+        levels = levels if settings.bits == "auto" else (int(settings.bits),)
+        exact: EvalResult | None = None
+        if settings.bits == "auto":
+            exact = training.evaluate(tensors, recalibrate=False)
+        for level in levels:
+            coded = store_task_params(stored, level, head=architecture.head)
+            found = training.evaluate(tensors | self.decoded(coded, tensors), recalibrate=False)
+            num, tolerance = len(training.valid), settings.tolerance
+            if exact is None or is_as_good(found, exact, num, tolerance):
+                break
+        return coded, found.ranked_accuracy
 
-        named = {s.name: tensors[s.name] for s in architecture.task_params}
-        return _narrowest(named, settings, accuracy)
+    def stored(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters as they are stored: over a base, those that it has too as differences."""
+        base = self.base or {}
+        return {n: tensors[n] - base[n] if n in base else tensors[n] for n in names}
+
+    def decoded(
+        self, coded: Mapping[str, CodebookTensor], like: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Stored parameters as they are used, on the device of others of the same names."""
+        out = {n: c.decode().reshape(like[n].shape).to(like[n]) for n, c in coded.items()}
+        base = self.base or {}
+        return {n: base[n] + t if n in base else t for n, t in out.items()}
 
     def check_finite(self, compressed: Compressed, coded: dict[str, CodebookTensor]) -> None:
         """Refuse a task that would be kept with logits that are no finite numbers.
@@ -222,40 +267,77 @@ class Compressor:
         - `coded`: the task-specific parameters as stored.
         """
         tensors = self.tensors(self.weights(compressed.mask, compressed.own))
-        stored, training = tensors | _decoded(coded, tensors), self.training
+        stored, training = tensors | self.decoded(coded, tensors), self.training
         check_finite(self.module.architecture, stored, training.valid, training.task.name)
 
 
-def _decoded(coded: dict[str, CodebookTensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Stored parameters in the shapes and on the device of others of the same names."""
-    return {n: c.decode().reshape(like[n].shape).to(like[n]) for n, c in coded.items()}
+def is_as_good(found: EvalResult, exact: EvalResult, num: int, tolerance: float) -> bool:
+    """Whether rounded parameters do as well on validation data as exact ones.
+
+    That is: they lose at most `tolerance` of accuracy; or a few samples more than that, as chance
+    has it, while the loss stays the same but for `LOSS_TOLERANCE` of it.
+
+    - `num`: how many validation samples there are.
+    """
+    lost = exact.ranked_accuracy - found.ranked_accuracy - 1e-9  # a whole number of samples
+    if math.isnan(lost):  # neither has finite logits
+        return True
+    few = max(1.0, math.sqrt(TURNED_OVER * num)) / num
+    same_loss = found.loss <= (1 + LOSS_TOLERANCE) * exact.loss
+    return lost <= tolerance or (lost <= tolerance + few and same_loss)
 
 
-def _narrowest(
-    tensors: dict[str, Tensor],
-    settings: TaskParamSettings,
-    accuracy: Callable[[dict[str, CodebookTensor]], float],
-) -> tuple[dict[str, CodebookTensor], float]:
-    """The narrowest stored form that loses at most the tolerance, or that of the given width."""
-    if settings.bits != "auto":
-        coded = {n: _smaller(t, int(settings.bits)) for n, t in tensors.items()}
-        return coded, accuracy(coded)
-    exact = accuracy({n: code(t.flatten(), 32) for n, t in tensors.items()})
-    for level in TASK_PARAM_LEVELS:
-        coded = {n: _smaller(t, level) for n, t in tensors.items()}
-        reached = accuracy(coded)
-        if reached >= exact - settings.tolerance:
-            break
-    return coded, reached
+def store_task_params(
+    tensors: Mapping[str, Tensor], bits: int, *, head: str
+) -> dict[str, CodebookTensor]:
+    """Task-specific parameters by name, rounded as finely as `TaskParamSettings` says.
+
+    Vectors of one kind, such as all biases outside the head, are on one grid.
+
+    - `head`: the name of the head's module.
+    """
+    out: dict[str, CodebookTensor] = {}
+    kinds: dict[tuple[str, bool], list[str]] = {}  # vectors by their last name, and in the head
+    for name, tensor in tensors.items():
+        first = float(tensor.flatten()[0])
+        if bool((tensor == first).all()):
+            out[name] = constant(first, tensor.numel())
+        elif bits >= 16 or not bool(tensor.isfinite().all()):
+            out[name] = code(tensor.flatten(), bits if bits >= 16 else 32)
+        elif tensor.ndim > 1:
+            out[name] = rounded(tensor.flatten(), _matrix_grid(tensor, bits))
+        else:
+            kind = name.rpartition(".")[2], name.startswith(f"{head}.")
+            kinds.setdefault(kind, []).append(name)
+    for (last, _), names in kinds.items():
+        grid = _vector_grid(torch.cat([tensors[n] for n in names]), bits, last in OFFSETS)
+        out |= {name: rounded(tensors[name], grid) for name in names}
+    return {name: out[name] for name in tensors}
 
 
-def _smaller(tensor: Tensor, bits: int) -> CodebookTensor:
-    """A tensor's codes, or its values in float16 where codes and codebook would take more."""
-    first = float(tensor.flatten()[0])
-    if bool((tensor == first).all()):
-        return constant(first, tensor.numel())
-    coded = code(tensor.flatten(), bits)
-    if coded.codes is None:
-        return coded
-    plain = code(tensor.flatten(), 16)
-    return plain if plain.size_bits <= coded.size_bits else coded
+def _matrix_grid(values: Tensor, bits: int) -> Grid:
+    """Steps of one size, by the root mean square: the best there is for a code by entropy."""
+    step = _exponent(float(values.double().square().mean().sqrt())) - (bits - 3)
+    largest = _exponent(float(values.abs().max()))
+    mantissa = min(max(largest - step, 0), MAX_MANTISSA)
+    return Grid(mantissa, _as_floor(step + mantissa))
+
+
+def _vector_grid(values: Tensor, bits: int, are_offsets: bool) -> Grid:
+    """Floats of few bits; for offsets, from the typical size down in steps of one size.
+
+    A gain of a norm is as exact as it is, however small: its channel may vary much.
+    """
+    sizes = values.abs()[values != 0]
+    typical = _exponent(float(sizes.median()))
+    floor = typical if are_offsets else max(_exponent(float(sizes.min())), typical - GAIN_OCTAVES)
+    return Grid(bits - 1, _as_floor(floor))
+
+
+def _exponent(size: float) -> int:
+    """The e with 2^e <= size < 2^(e + 1)."""
+    return math.frexp(size)[1] - 1
+
+
+def _as_floor(exponent: int) -> int:
+    return min(max(exponent, MIN_FLOOR), MAX_FLOOR)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tinysubnets import config
 from tinysubnets.errors import (
+    ArchitectureError,
     CapacityWarning,
     FormatError,
     MismatchError,
@@ -43,14 +44,15 @@ from tinysubnets.method.base import (
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.progress import OnEpoch
 from tinysubnets.method.pruning import PruningStep, result_of
-from tinysubnets.model.bank import Bank
+from tinysubnets.model.bank import Bank, Base, BaseSource, base_values, check_base
 from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.routing import RoutingSettings, routing_of
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import NO_BANK, BankDecision, PackedMask, Sample, Subnet
+from tinysubnets.model.subnet import BASE, NO_BANK, BankDecision, PackedMask, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import InitialState, InitKey, initial_state, weights_hash
+from tinysubnets.nn.init import InitialState, InitKey, initial_state, old_weights_hash
+from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.task import Task
@@ -58,6 +60,30 @@ from tinysubnets.training import distributed
 from tinysubnets.training.loop import EpochReport, Training
 from tinysubnets.training.precision import pick_device
 from tinysubnets.training.settings import TrainingSettings
+
+
+@dataclass(frozen=True)
+class RungReport:
+    """What one rung of a ladder gave, beside the last one that was climbed.
+
+    - `name`: as in the setting `rungs`.
+    - `valid_accuracy`: of the task as it would be kept with this rung; 0 where its logits would
+      not be finite.
+    - `file_bytes`: what the task would add to the file.
+    - `gain`, `extra_bytes`: points of validation accuracy more, and bytes more.
+    - `taken`: whether the gain is worth the bytes, so that the rung was climbed.
+    - `epochs`, `best_epoch`, `seconds`: what its training took, and the epoch that was taken.
+    """
+
+    name: str
+    valid_accuracy: float
+    file_bytes: int
+    gain: float
+    extra_bytes: int
+    taken: bool
+    epochs: int
+    best_epoch: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -70,6 +96,7 @@ class SubnetReport(TaskReport):
     - `owned_before_pruning`, `owned_after_pruning`: the share of the bank that tasks own, this one
       included.
     - `pruning_seconds`: what post-pruning took.
+    - `rungs`: what each rung of the ladder gave, where the task climbed one.
     """
 
     bank: int
@@ -79,6 +106,13 @@ class SubnetReport(TaskReport):
     owned_before_pruning: float
     owned_after_pruning: float
     pruning_seconds: float
+    rungs: tuple[RungReport, ...] = ()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SubnetReport:
+        """The report that `dataclasses.asdict` made plain data of."""
+        rungs = tuple(RungReport(**r) for r in values.get("rungs", ()))
+        return cls(**{**values, "rungs": rungs})
 
 
 class CoreSettings(Protocol):
@@ -100,6 +134,10 @@ class MaskedCore:
     - `training`: how every task is trained.
     - `store`: what was learned so far; a new one with masks of `block` where None.
     - `routing`: what is kept with a task to recognize its inputs without its name.
+    - `takes_base`: whether the method learns tasks over a frozen base.
+
+    `frozen_base` tells whether tasks are differences to the store's base. Where values start from
+    pretrained ones instead, these are on record as the store's base too.
     """
 
     def __init__(
@@ -112,8 +150,9 @@ class MaskedCore:
         device: str | torch.device = "auto",
         store: SubnetStore | None = None,
         routing: RoutingSettings | Mapping | None = None,
+        takes_base: bool = False,
     ) -> None:
-        check_architecture(architecture)
+        check_architecture(architecture, takes_base=takes_base)
         self.routing = config.build(RoutingSettings, routing, "routing")
         self.architecture, self.settings, self.training = architecture, settings, training
         self.device = pick_device(device)
@@ -124,26 +163,49 @@ class MaskedCore:
                 f"block = {block}, but the store has masks of block {self.store.layout.block}; "
                 f"give block={self.store.layout.block}."
             )
-        self.pretrained: dict[str, Tensor] | None = None
-        if settings.init == "pretrained":
-            self.pretrained = {
-                n: t.detach().float().cpu().clone() for n, t in architecture.pretrained.items()
-            }
-            self._check_pretrained()
+        recorded = self.store.settings.get("base") == "frozen"
+        self.frozen_base = architecture.base == "frozen" or recorded
+        if self.frozen_base or settings.init == "pretrained":
+            self._take_base_()
         self._has_warned = False
         self.turn = Turn()
 
-    def _check_pretrained(self) -> None:
-        """Refuse to go on from other weights than those learning began with."""
-        if self.store.subnets and self.store.settings.get("given") != self.pretrained_hash():
+    def _take_base_(self) -> None:
+        """Make the network's weights the store's base, or insist that they are."""
+        store, architecture = self.store, self.architecture
+        if store.base is not None and store.base.values is not None:
+            known = architecture is store.architecture or store.base.embedded
+            if architecture.pretrained and not known:
+                values = base_values(architecture, architecture.pretrained)
+                store.base = store.base.filled(values, "the network given")
+        elif store.subnets and not self._is_old_record():
+            self.check_base()
+        else:
+            if self.frozen_base:
+                check_base(architecture)
+            store.base = Base.of(architecture)
+
+    def check_base(self) -> None:
+        """Refuse to learn on without the weights that learning began with."""
+        base = self.store.base
+        if base is None and self.frozen_base:
             raise MismatchError(
-                "init = 'pretrained', but these are not the weights that learning began with; "
-                "pass the same pretrained network."
+                "base = 'frozen', but the tasks of this model were not learned over a base; give "
+                "the architecture without one."
+            )
+        what = "base = 'frozen'" if self.frozen_base else "init = 'pretrained'"
+        if base is None or base.values is None:
+            told = "" if base is None else f" ({base.name}, SHA-256 {base.sha256})"
+            raise MismatchError(
+                f"{what}, but these are not the weights that learning began with{told}; pass the "
+                "same pretrained network."
             )
 
-    def pretrained_hash(self) -> str:
-        """The SHA-256 of the names and values that learning starts from."""
-        return weights_hash(self.pretrained or {})
+    def _is_old_record(self) -> bool:
+        """Whether the store was begun from this network's weights by an earlier version."""
+        given = self.store.settings.get("given")
+        tensors = self.architecture.pretrained
+        return given is not None and bool(tensors) and given == old_weights_hash(tensors)
 
     def bank(self, number: int) -> Bank:
         """The bank of that number, or an empty one that the store does not have yet."""
@@ -154,19 +216,53 @@ class MaskedCore:
         """What the next task starts from: a function of the seed, the bank and its number alone."""
         key = InitKey(self.settings.seed, bank, self.store.next_number, self.settings.scale)
         layout, num_classes = self.store.layout, task.num_classes
-        return initial_state(self.architecture, layout, key, num_classes, self.pretrained)
+        base = self.store.base
+        started = base is not None and (self.frozen_base or self.settings.init == "pretrained")
+        values = base.values if base is not None and started else None
+        return initial_state(self.architecture, layout, key, num_classes, values)
 
     def check_network(self, module: TaskModule, task: Task) -> None:
         """Fail now, with an explanation, if the network cannot take this task's inputs."""
+        weights = module.free.detach()
+        if isinstance(module, MagnitudeModule):
+            weights = weights + module.reference  # as a difference it starts from nothing
+        self.check_tensors({n: t.detach() for n, t in module.tensors(weights).items()}, task)
+
+    def check_tensors(self, tensors: Mapping[str, Tensor], task: Task) -> None:
+        """The same with all tensors of the network by name, on the CPU."""
         batch = min(2, len(task.train), self.training.batch_size)
         raw = task.train.inputs(torch.arange(batch))
-        tensors = {n: t.detach() for n, t in module.tensors(module.free.detach()).items()}
-        self.architecture.check(tensors, task.normalization(raw), task.num_classes)
+        try:
+            self.architecture.check(tensors, task.normalization(raw), task.num_classes)
+        except ArchitectureError as error:
+            expected, shape = self.architecture.expected_inputs, tuple(raw.shape[1:])
+            if expected is None or shape == (expected.channels, expected.size, expected.size):
+                raise
+            raise ArchitectureError(
+                f"{error} The network was trained on {expected}, {expected.mode}, and the task's "
+                f"are {shape}; bring them to that size: Task.from_folder(…, size=…), "
+                "data.image_size in a recipe, --size on the command line."
+            ) from error
 
     def train(self, module: TaskModule, task: Task, settings: TrainingSettings) -> Training:
         """The training of the next task's module."""
         number, seed = self.store.next_number, self.settings.seed
         return Training(module, task, settings, seed=seed, number=number, device=self.device)
+
+    def entry_numbers(self) -> list[int]:
+        """The numbers of all entries of the store, by which it is seen to be the same."""
+        return [s.number for s in self.store.entries()]
+
+    def check_entries(self, numbers: list[int], task: Task) -> None:
+        """Refuse to keep a task where others were learned or removed since it began.
+
+        - `numbers`: those of the store's entries when it began.
+        """
+        if self.entry_numbers() != numbers:
+            raise TaskError(
+                f"the store has changed since training on {task.name!r} began, and with it what "
+                "the task started from; begin it again."
+            )
 
     def warn_full(self, bank: int) -> None:
         """Tell once that a bank has no free weights left."""
@@ -202,7 +298,10 @@ class SubnetTrainer:
     - `task_params`: how the task-specific parameters are stored.
     - `memory`: what is kept of the task's inputs to compare later tasks with.
     - `isolated`: whether the task has its bank for itself, for ever.
-    - `reference`: the number of the task that its weights are added to, where there is one.
+    - `reference`: the number of the task that its weights are added to, or `BASE`; None where
+      there is none.
+    - `data`: what is trained on, where that is not the task itself but what has come of it as far
+      as the head.
     """
 
     def __init__(
@@ -219,14 +318,15 @@ class SubnetTrainer:
         training: TrainingSettings | None = None,
         isolated: bool = False,
         reference: int | None = None,
+        data: Task | None = None,
     ) -> None:
         self.isolated, self.reference = isolated, reference
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
-        self._entries = [s.number for s in core.store.entries()]
+        self._entries = core.entry_numbers()
         core.check_network(module, task)
-        self.training = core.train(module, task, training or core.training)
+        self.training = core.train(module, data or task, training or core.training)
 
     @property
     def epochs_done(self) -> int:
@@ -263,20 +363,24 @@ class SubnetTrainer:
         with self.core.turn.taken(self, is_last=True):
             return report
 
-    def _check_store(self) -> None:
-        """Refuse to keep a task that another one has overtaken."""
-        if [s.number for s in self.core.store.entries()] != self._entries:
-            raise TaskError(
-                f"the store has changed since training on {self.task.name!r} began, and with it "
-                "what the task started from; begin it again."
-            )
-
     def _finish(self) -> Generator[PruningStep, None, SubnetReport]:
-        self._check_store()
+        self.core.check_entries(self._entries, self.task)
+        subnet, seconds = yield from self.candidate()
+        return self.keep(subnet, seconds)
+
+    def candidate(self) -> Generator[PruningStep, None, tuple[Subnet, float]]:
+        """The best epoch, compressed in visible steps: what the store would keep.
+
+        The generator returns it, and the seconds that post-pruning took.
+        """
         self.training.restore_best_()
-        work = Compressor(self.module, self.training)
+        base = self.core.store.base
+        over_base = base is not None and self.reference == BASE
+        values = base.values if base is not None and over_base else None
+        work = Compressor(self.module, self.training, values)
         compressed = yield from self.compress(work)
-        self._check_store()  # between two steps anything may have happened
+        # Between two steps anything may have happened.
+        self.core.check_entries(self._entries, self.task)
         coded, accuracy = work.task_params(compressed, self.task_params)
         work.check_finite(compressed, coded)
         subnet = Subnet(
@@ -296,7 +400,12 @@ class SubnetTrainer:
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
             isolated=self.isolated,
             reference=self.reference,
+            adds_to_base=over_base,
         )
+        return subnet, compressed.seconds
+
+    def keep(self, subnet: Subnet, pruning_seconds: float) -> SubnetReport:
+        """Claim a subnet: the task is learned."""
         store = self.core.store
         store.add_(subnet)
         # Measured on the network as it is stored.
@@ -304,7 +413,7 @@ class SubnetTrainer:
         if distributed.is_active():
             digest = store.digest(subnet.name)
             distributed.check_same(f"task {subnet.name!r}", digest, subnet.bank, subnet.bits)
-        report = self._report(subnet, compressed.seconds)
+        report = self._report(subnet, pruning_seconds)
         self.reports[subnet.name] = report
         return report
 
@@ -317,7 +426,7 @@ class SubnetTrainer:
             best_epoch=progress.best_epoch,
             training_seconds=progress.seconds,
             bank=subnet.bank,
-            reason=self.decision.reason,
+            reason=self.decision.reason if subnet.decision is None else subnet.decision.reason,
             bits=subnet.bits,
             density=density,
             owned_before_pruning=subnet.owned_before_pruning,
@@ -353,8 +462,8 @@ class MaskedLearner(ABC):
         # What a saved store keeps of the learner, so that learning can go on from it.
         routing = config.to_dict(core.routing)
         self.store.settings = {"method": self.name, **recorded, "routing": routing}
-        if core.pretrained is not None:
-            self.store.settings["given"] = core.pretrained_hash()
+        if core.frozen_base:
+            self.store.settings["base"] = "frozen"
 
     def begin(self, task: Task) -> TaskTrainer:
         """Check a task and set up its training; nothing is learned yet."""
@@ -381,14 +490,16 @@ class MaskedLearner(ABC):
         *,
         device: str | torch.device = "auto",
         overrides: Iterable[str] = (),
+        base: BaseSource | None = None,
     ) -> Self:
         """The learner of a saved model, which goes on exactly as the live one would have.
 
         - `net`: your own network again; networks of the package are rebuilt by name.
         - `device`: where it computes from now on, "auto" for a GPU if there is one.
         - `overrides`: `key=value` assignments to its settings, such as "training.epochs=5".
+        - `base`: the pretrained weights that tasks were learned over; see `SubnetStore.load`.
         """
-        store = SubnetStore.load(folder, net, device=pick_device(device))
+        store = SubnetStore.load(folder, net, device=pick_device(device), base=base)
         made_by = method_of(store.settings)
         if made_by != cls.name:
             raise MismatchError(
@@ -399,7 +510,7 @@ class MaskedLearner(ABC):
         record = config.override(config.modernized(store.settings), assignments)
         try:
             return cls._from_record(store, record, device)
-        except (SettingError, TypeError) as error:
+        except (SettingError, TypeError, KeyError) as error:
             if assignments and isinstance(error, SettingError):
                 raise  # it names the setting, and most likely the assignment is what is wrong
             raise FormatError(f"the recorded settings are not of this version: {error}") from error
@@ -513,7 +624,9 @@ class MaskedLearner(ABC):
         with ModelFile(io.BytesIO(tensors["model"].numpy().tobytes())) as file:
             contents = read_contents(file)
         contents.put_into(self.store)
-        self.reports = {r["name"]: SubnetReport(**r) for r in numbers["reports"]}
+        if self.core.frozen_base:
+            self.core.check_base()
+        self.reports = {r["name"]: SubnetReport.from_dict(r) for r in numbers["reports"]}
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the model into a folder, atomically; gives the path of its file.

@@ -1,71 +1,214 @@
-"""A task as a difference: an earlier task's weights, and a few own values added to them.
+"""A task as a difference: weights that are there already, and a few own values added to them.
 
 Beside Algorithm 1 of the paper. Nothing is shared by masks; what a task has in common with an
-earlier one it does not store. All weights of a task are trained, and pruned gradually.
+earlier one, or with a pretrained base, it does not store. All weights of a task are trained, and
+pruned gradually. Where bytes have a price, a task climbs a ladder instead; see `ladder`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tinysubnets.method.banks import new_bank, remember
-from tinysubnets.method.compress import TaskParamSettings
+from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import SubnetTrainer
-from tinysubnets.method.settings import TSNSettings
+from tinysubnets.method.ladder import LadderTrainer, price_of
+from tinysubnets.method.pruning import PruningStep
+from tinysubnets.method.settings import Rung, TSNSettings, parse_rungs
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import MAX_CHAIN, NO_BANK, BankDecision, Subnet
-from tinysubnets.nn.init import InitialState
+from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, BankDecision, Subnet
+from tinysubnets.nn.init import InitialState, InitKey, initial_task_params
 from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
 from tinysubnets.nn.norms import unfolded
 from tinysubnets.tasks.divergence import InputStatistics, divergences, statistics_of
 from tinysubnets.tasks.task import Task
+from tinysubnets.training.features import feature_task
+from tinysubnets.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from tinysubnets.method.learner import TinySubNets
 
 CALIBRATION_SAMPLES = 500  # by which norms of the reference are fitted to a new task's inputs
+FINE_TUNING = 0.1  # of the learning rate: what lies below the head has been trained already
 
 
-def begin_difference(learner: TinySubNets, task: Task, isolated: bool) -> SubnetTrainer:
-    """Choose a task's reference and set up its training.
+def begin_difference(
+    learner: TinySubNets, task: Task, isolated: bool
+) -> SubnetTrainer | LadderTrainer:
+    """Choose what a task is a difference to and set up its training.
 
-    - `isolated`: whether it is to have none, and serve none.
+    - `isolated`: whether it is to refer to no other task, and serve none.
     """
     settings, store = learner.settings, learner.store
-    memory = None if isolated or settings.reference != "similar" else remember(task, settings)
-    decision = choose_reference(store, memory, settings, isolated)
-    bank = NO_BANK if decision.nearest is not None else decision.bank
-    start = learner.core.initial_state(task, max(bank, 0))
-    training, density, reference = learner.training, settings.density, None
-    if decision.nearest is None:
-        density = settings.first_density or density
+    if learner.core.frozen_base:
+        difference = _to_base(learner, task, isolated)
     else:
-        reference = store.subnet(decision.nearest)
-        start = _start_from(learner, task, start, reference)
-        if settings.difference_decay is not None:
+        memory = None if isolated or settings.reference != "similar" else remember(task, settings)
+        decision = choose_reference(store, memory, settings, isolated)
+        difference = _to_task(learner, task, decision, memory, isolated)
+    price = price_of(settings, learner.core.frozen_base)
+    if difference.reference is None or price == 0:
+        density = settings.density
+        if difference.reference is None:
+            density = settings.first_density or density
+        return difference.trainer(Rung("whole", density), has_norms=True)
+    rungs = parse_rungs(settings.rungs)
+    if difference.reference != BASE:  # a head of its own, and norms, such a task has anyhow
+        rungs = tuple(r for r in rungs if r.name != "head")
+    return LadderTrainer(learner.core, task, rungs, difference.trainer, price, learner.reports)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a task is a difference to, and how its training over that begins.
+
+    - `reference`: the number of an earlier task, `BASE`, or None where the weights are its own.
+    - `weights`: those that it is added to [N]; None for zeros.
+    - `start`: what training begins with.
+    - `memory`: what is kept of the task's inputs to compare later tasks with.
+    """
+
+    learner: TinySubNets
+    task: Task
+    decision: BankDecision
+    reference: int | None
+    weights: Tensor | None
+    start: InitialState
+    memory: InputStatistics | Tensor | None
+    isolated: bool
+
+    def trainer(
+        self, rung: Rung, has_norms: bool, before: MagnitudeModule | None = None
+    ) -> SubnetTrainer:
+        """The training of a rung, or of the whole.
+
+        - `has_norms`: over a base, whether the task has vectors of its own below the head.
+        - `before`: the trained module of the last rung that was climbed, to go on from.
+        """
+        learner, settings = self.learner, self.learner.settings
+        architecture, own = learner.architecture, None
+        if self.reference == BASE:
+            own = self._own_params(has_norms)
+        pruning = MagnitudePruning(
+            rung.density, settings.density_exponent, settings.width_in_training, settings.codebooks
+        )
+        start = self.start if before is None else _gone_on(self.start, before)
+        data = None
+        if own is not None and rung.density == 0 and not has_norms:
+            data = self._features(start)
+        module = MagnitudeModule(
+            architecture if data is None else architecture.from_head(),
+            learner.store.layout,
+            start,
+            self.weights,
+            pruning,
+            own,
+        )
+        bank = self.decision.bank
+        return SubnetTrainer(
+            learner.core,
+            self.task,
+            self.decision,
+            module,
+            lambda trained: _compress(learner, trained, rung, bank),
+            task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
+            reports=learner.reports,
+            memory=self.memory,
+            training=self._training(rung, has_norms, is_fast=data is not None),
+            isolated=self.isolated,
+            reference=self.reference,
+            data=data,
+        )
+
+    def _own_params(self, has_norms: bool) -> set[str]:
+        """The task-specific parameters that a task over a base has for itself."""
+        architecture = self.learner.architecture
+        head, stats = f"{architecture.head}.", architecture.running_stats
+        return {
+            s.name
+            for s in architecture.task_params
+            if s.name not in stats
+            and (s.name.startswith(head) or (has_norms and len(s.shape) == 1))
+        }
+
+    def _features(self, start: InitialState) -> Task | None:
+        """The task as it reaches the head, where nothing changes it before."""
+        learner = self.learner
+        if learner.training.augmentation.active or self.weights is None:
+            return None
+        architecture, device = learner.architecture, learner.device
+        tensors = architecture.split(self.weights) | start.task_params | architecture.constants
+        learner.core.check_tensors(tensors, self.task)
+        on_device = {n: t.to(device) for n, t in tensors.items()}
+        return feature_task(architecture, on_device, self.task, device)
+
+    def _training(self, rung: Rung, has_norms: bool, is_fast: bool) -> TrainingSettings:
+        """How a rung is trained: what was trained before more gently, and decayed as set."""
+        training, settings = self.learner.training, self.learner.settings
+        lr = settings.difference_lr
+        if lr is None and self.reference == BASE:
+            lr = FINE_TUNING * training.lr
+        above_head = rung.density > 0 or has_norms
+        if lr is not None and self.reference is not None and above_head:
+            training = replace(training, lr=lr, min_lr=min(lr, training.min_lr))
+        if settings.difference_decay is not None and self.reference is not None:
             training = replace(training, weight_decay=settings.difference_decay)
-    pruning = MagnitudePruning(
-        density, settings.density_exponent, settings.width_in_training, settings.codebooks
-    )
-    weights = None if reference is None else store.weights(reference.name)
-    module = MagnitudeModule(learner.architecture, store.layout, start, weights, pruning)
-    return SubnetTrainer(
-        learner.core,
-        task,
-        replace(decision, bank=bank),
-        module,
-        lambda trained: learner.compress(trained, bank),
-        task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
-        reports=learner.reports,
-        memory=memory,
-        training=training,
-        isolated=isolated,
-        reference=None if reference is None else reference.number,
-    )
+        if is_fast and training.engine == "compiled":  # a compiler would take the whole network
+            training = replace(training, engine="auto")
+        return training
+
+
+def _compress(
+    learner: TinySubNets, trained: Compressor, rung: Rung, bank: int
+) -> Generator[PruningStep, None, Compressed]:
+    """A trained rung's mask and codes; on a ladder, post-pruning would only climb down again."""
+    if rung.density == 0:
+        return Compressed(trained.mask, 1, trained.encode(trained.mask, 1))
+    return (yield from learner.compress(trained, bank, post_pruning=rung.name == "whole"))
+
+
+def _gone_on(start: InitialState, before: MagnitudeModule) -> InitialState:
+    """What a rung starts from: what the last one has learned."""
+    learned = dict(zip(before.names, before.task_params, strict=True))
+    params = {n: learned[n].detach().cpu().clone() if n in learned else t
+              for n, t in start.task_params.items()}  # fmt: skip
+    return InitialState(start.scores, before.free.detach().cpu().clone(), params)
+
+
+def _to_base(learner: TinySubNets, task: Task, isolated: bool) -> Difference:
+    """A task over the frozen base: its values to begin with, and a head from the seed."""
+    store, settings, architecture = learner.store, learner.settings, learner.architecture
+    assert store.base is not None and store.base.values is not None
+    bank = new_bank(store) if isolated else NO_BANK  # an isolated task shares nothing, masks too
+    key = InitKey(settings.seed, 0, store.next_number, settings.scale)
+    params = initial_task_params(architecture, key, task.num_classes, store.base.values)
+    start = InitialState(torch.zeros(0), torch.zeros(store.layout.num_weights), params)
+    decision = BankDecision(bank, f"over the base {store.base.name!r}")
+    return Difference(learner, task, decision, BASE, store.base_weights(), start, None, isolated)
+
+
+def _to_task(
+    learner: TinySubNets,
+    task: Task,
+    decision: BankDecision,
+    memory: InputStatistics | Tensor | None,
+    isolated: bool,
+) -> Difference:
+    """A task over the weights of an earlier one, or with weights of its own."""
+    store = learner.store
+    bank = NO_BANK if decision.nearest is not None else decision.bank
+    start, reference, weights = learner.core.initial_state(task, max(bank, 0)), None, None
+    if decision.nearest is not None:
+        subnet = store.subnet(decision.nearest)
+        start = _start_from(learner, task, start, subnet)
+        reference, weights = subnet.number, store.weights(subnet.name)
+    decision = replace(decision, bank=bank)
+    return Difference(learner, task, decision, reference, weights, start, memory, isolated)
 
 
 def choose_reference(

@@ -21,6 +21,7 @@ from tinysubnets.method.base import check_task
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
 from tinysubnets.method.difference import begin_difference
+from tinysubnets.method.ladder import LadderTrainer, check_price
 from tinysubnets.method.progress import OnEpoch, learning
 from tinysubnets.method.pruning import PruningSettings, PruningStep
 from tinysubnets.method.settings import TSNSettings
@@ -75,7 +76,9 @@ class TinySubNets(MaskedLearner):
             device=device,
             store=store,
             routing=routing,
+            takes_base=True,
         )
+        check_price(own, core.frozen_base)
         record = {"tsn": own, "training": trained, "pruning": self.pruning}
         super().__init__(core, own, {table: config.to_dict(s) for table, s in record.items()})
 
@@ -117,7 +120,7 @@ class TinySubNets(MaskedLearner):
             trainer.finish()  # of the best epoch: `compress`, then claimed by the store
         return self.reports[task.name]
 
-    def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer:
+    def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer | LadderTrainer:
         """Check a task, choose its bank and set up its training; nothing is learned yet.
 
         - `isolated`: whether it gets a bank for itself; by default as the settings say.
@@ -126,11 +129,11 @@ class TinySubNets(MaskedLearner):
             check_task(task, self.tasks)
             return self._begin(task, isolated=isolated)
 
-    def _begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer:
+    def _begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer | LadderTrainer:
         """Choose the task's bank and set up its training."""
         settings = self.settings
         isolated = settings.isolated if isolated is None else isolated
-        if settings.selection == "magnitude":
+        if settings.selection == "magnitude" or self.core.frozen_base:
             return begin_difference(self, task, isolated)
         # Nothing of an isolated task enters a later one, so nothing is kept to compare it by.
         memory = None if isolated else remember(task, settings)
@@ -171,14 +174,21 @@ class TinySubNets(MaskedLearner):
         start = self._initial_state(task, decision)
         return TaskModule(self.architecture, layout, bank.values, bank.owned, start, compression)
 
-    def compress(self, trained: Compressor, bank: int) -> Generator[PruningStep, None, Compressed]:
-        """Choose the bit-width, post-prune in visible steps, and encode what is left."""
+    def compress(
+        self, trained: Compressor, bank: int, *, post_pruning: bool = True
+    ) -> Generator[PruningStep, None, Compressed]:
+        """Choose the bit-width, post-prune in visible steps, and encode what is left.
+
+        - `post_pruning`: whether to, where the settings ask for it.
+        """
         settings = self.settings
         if settings.bits == "auto":
             bits, own = trained.choose_bits(settings.first_bits, settings.tolerance)
         else:
             bits, own = int(settings.bits), trained.encode(trained.mask, int(settings.bits))
-        if not settings.post_pruning:
+        num_valid = len(trained.training.valid)
+        wanted = settings.post_pruning and post_pruning
+        if not wanted or num_valid < self.pruning.min_valid:
             return Compressed(trained.mask, bits, own)
         begin = time.perf_counter()
         # Only bytes depend on other masks, and to bring them here takes time.

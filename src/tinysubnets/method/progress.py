@@ -149,9 +149,11 @@ def describe(report: EpochReport, seconds: float) -> str:
     """
     left = seconds / report.epoch * (report.epochs - report.epoch)
     return (
+        f"{report.stage + '  ' if report.stage else ''}"
         f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
         f"valid {100 * report.valid_accuracy:.2f} %"
-        + (f"  {duration(left)} left" if report.epoch < report.epochs else "")
+        # Nobody knows how many rungs of a ladder are still climbed.
+        + (f"  {duration(left)} left" if report.epoch < report.epochs and not report.stage else "")
     )
 
 

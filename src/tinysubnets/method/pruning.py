@@ -32,6 +32,8 @@ class PruningSettings:
       with "bytes" the share of the dense size that codes and mask of the task leave over.
     - `samples`: training samples on which each step estimates its normalization statistics. It is
       measured in the precision of training.
+    - `min_valid`: a task with fewer validation samples is not post-pruned: they could not tell what
+      a weight is worth.
     """
 
     iterations: int = 50
@@ -40,6 +42,7 @@ class PruningSettings:
     beta: float = 0.05
     objective: Literal["sparsity", "bytes"] = "sparsity"
     samples: int = 256
+    min_valid: int = 0
 
     def __post_init__(self) -> None:
         for name, is_fine, allowed in (
@@ -48,6 +51,7 @@ class PruningSettings:
             ("alpha", self.alpha >= 0, "at least 0"),
             ("beta", self.beta >= 0, "at least 0"),
             ("samples", self.samples >= 2, "an integer of at least 2"),
+            ("min_valid", self.min_valid >= 0, "an integer of at least 0"),
         ):
             if not is_fine:
                 raise SettingError(

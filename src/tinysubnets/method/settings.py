@@ -2,10 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from tinysubnets.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung of a ladder.
+
+    - `name`: as in the setting `rungs`.
+    - `density`: of the difference; 0 where there is none.
+    - `has_norms`: whether the task gets scales, shifts and biases of its own.
+    """
+
+    name: str
+    density: float = 0.0
+    has_norms: bool = False
+
+
+def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
+    """The rungs of that names, from the cheapest to the dearest.
+
+    >>> [r.density for r in parse_rungs(("head", "norms", "0.5%"))]
+    [0.0, 0.0, 0.005]
+    """
+    out: list[Rung] = []
+    for name in names:
+        if name in ("head", "norms"):
+            out.append(Rung(name, 0.0, name == "norms"))
+            continue
+        try:
+            out.append(Rung(name, float(name.removesuffix("%")) / 100))
+        except ValueError:
+            out.append(Rung(name, -1.0))
+    free = {"head": -2.0, "norms": -1.0}  # dearer than nothing, cheaper than any difference
+    order = [free.get(r.name, r.density) for r in out]
+    shares = [r for r in out if r.name not in free]
+    fine = bool(out) and all(a < b for a, b in pairwise(order))
+    fine = fine and all(r.name.endswith("%") and 0 < r.density <= 1 for r in shares)
+    allowed = '"head", "norms" and shares such as "0.5%", each dearer than the last'
+    _require(fine, "rungs", list(names), allowed)
+    return tuple(out)
 
 
 @dataclass(frozen=True)
@@ -21,8 +62,14 @@ class TSNSettings:
     - `reference`: with "magnitude", what a task's own values are added to: the weights of the
       "previous" task or of the most "similar" one, so that it stores where and how it differs; or
       "none".
-    - `first_density`, `difference_decay`: the density of a task without a reference, by default
-      `density`, and the weight decay of a task with one, by default that of training.
+    - `first_density`, `difference_decay`, `difference_lr`: the density of a task without a
+      reference, by default `density`; the weight decay of a task with one, and the learning rate of
+      all but its head, by default those of training (over a base, a tenth of that rate).
+    - `price`: how many points of validation accuracy a kilobyte must gain. A task then climbs a
+      ladder of `rungs`, each only if it is worth its bytes. 0 trains every task at `density`. By
+      default 0.02 over a frozen base, else 0.
+    - `rungs`: over a base the "head" alone; "norms", own scales, shifts and biases; and densities
+      of a difference, such as "0.5%". Over an earlier task head and norms are one.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
     - `first_bits`: the least width that "auto" tries.
@@ -36,10 +83,12 @@ class TSNSettings:
     - `post_pruning`: whether Algorithm 2 runs after training.
     - `score_init`, `previous_mask_of`: mask scores start "random", or with the "previous_mask" on
       top: that of the bank's last or most similar task.
-    - `init`, `scale`: where free values start from, and how wide the random ones are spread.
+    - `init`, `scale`: where free values start from, and how wide the random ones are spread. With
+      "pretrained" they are the network's own, and mask scores start from their magnitudes.
     - `codebooks`: one per "layer" or one per "task".
-    - `task_param_bits`, `task_param_tolerance`: how heads, biases and norms are stored; "auto"
-      takes the narrowest form that loses at most that share of validation accuracy.
+    - `task_param_bits`, `task_param_tolerance`: how finely heads, biases and norms are rounded,
+      from 4 to 8 bits, or 16 or 32: see `TaskParamSettings`. "auto" takes the coarsest form that
+      loses at most that share of validation accuracy, or a few samples more with the same loss.
     - `layer_loss_weight`: the weight λ of the layer-wise loss.
     - `isolated`: whether every task gets a bank for itself, not counted by `max_banks`, so that it
       can be removed exactly at any time.
@@ -54,6 +103,9 @@ class TSNSettings:
     reference: Literal["none", "previous", "similar"] = "none"
     first_density: float | None = None
     difference_decay: float | None = None
+    difference_lr: float | None = None
+    price: float | None = None
+    rungs: tuple[str, ...] = ("head", "norms", "0.5%", "2%", "5%")
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4
@@ -120,6 +172,10 @@ class TSNSettings:
         first, decay = self.first_density, self.difference_decay
         _require(first is None or 0 < first <= 1, "first_density", first, "a share above 0")
         _require(decay is None or decay >= 0, "difference_decay", decay, "a number of at least 0")
+        rate, price = self.difference_lr, self.price
+        _require(rate is None or 0 < rate < math.inf, "difference_lr", rate, "a number above 0")
+        _require(price is None or 0 <= price < math.inf, "price", price, "a number of at least 0")
+        parse_rungs(self.rungs)
         _require(
             self.memory is not None or self.max_banks == 1 or self.sharing == "none",
             "memory",

@@ -5,13 +5,21 @@ And the base: pretrained values that belong to nobody and that tasks may add the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tinysubnets.errors import ArchitectureError, MismatchError
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.init import weights_hash
 from tinysubnets.nn.layout import Layout
+
+# What the values of a base can be given as: a network, its tensors by name, a file of them, or the
+# name of a network that is built with them.
+BaseSource = nn.Module | Architecture | Mapping[str, Tensor] | str | os.PathLike[str]
 
 
 class Bank:
@@ -65,9 +73,9 @@ class Base:
     """Pretrained weights that tasks start from and that no task owns.
 
     - `name`, `source`: what they are called, and where they come from.
-    - `sha256`: of names and values, as `nn.init.weights_hash` computes it.
+    - `sha256`: of names, types, shapes and values, as `nn.init.weights_hash` computes it.
     - `values`: all shared tensors and the task-specific ones whose shape does not depend on the
-      task's classes, by name; None where they are not at hand.
+      task's classes, float32 by name; None where they are not at hand.
     - `embedded`: whether a saved model holds the values, or only names them.
     """
 
@@ -76,3 +84,66 @@ class Base:
     sha256: str
     values: Mapping[str, Tensor] | None = None
     embedded: bool = False
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> Base:
+        """The weights of the network that was wrapped, as they are now."""
+        rebuild = architecture.rebuild or {}
+        name = str(rebuild.get("network") or architecture.name)
+        values = base_values(architecture, architecture.pretrained)
+        return cls(name, architecture.source, weights_hash(values), values)
+
+    def filled(self, values: Mapping[str, Tensor], whose: str) -> Base:
+        """The same base with its values; those of another one are refused.
+
+        - `values`: as `base_values` gives them.
+        - `whose`: what they are the weights of, for the error.
+        """
+        found = weights_hash(values)
+        if found != self.sha256:
+            raise MismatchError(
+                f"{whose} has other weights than the base {self.name!r} ({self.source}) that the "
+                f"model was learned over:\n  the base  {self.sha256}\n  given     {found}\nGive "
+                "the network with its pretrained weights, or a file of them: load(…, base=…), or "
+                "--base and --weights on the command line."
+            )
+        return replace(self, values=values)
+
+
+def base_values(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a base in float32, copied, so that later changes of a network do not matter.
+
+    - `tensors`: all those of a network, by name.
+    """
+    missing = [s.name for s in architecture.fixed_tensors if s.name not in tensors]
+    other = [
+        f"{s.name} {tuple(tensors[s.name].shape)} instead of {s.shape}"
+        for s in architecture.fixed_tensors
+        if s.name in tensors and tuple(tensors[s.name].shape) != s.shape
+    ]
+    for what, names in (("lack", missing), ("are of other shapes:", other)):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise MismatchError(
+                f"these weights are not those of the network, they {what} "
+                f"{', '.join(names[:5])}{more}."
+            )
+    return {
+        s.name: tensors[s.name].detach().float().cpu().clone() for s in architecture.fixed_tensors
+    }
+
+
+def check_base(architecture: Architecture) -> None:
+    """Refuse weights that cannot be a base: only finite numbers that float32 holds exactly."""
+    for spec in architecture.fixed_tensors:
+        tensor = architecture.pretrained[spec.name]
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise ArchitectureError(
+                f"{spec.name!r} of the base is of type {tensor.dtype}, and a base is kept in "
+                "float32; convert the network first: net.float()."
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise ArchitectureError(
+                f"{spec.name!r} of the base is not finite everywhere; look at the weights that "
+                "were loaded."
+            )

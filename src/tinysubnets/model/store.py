@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
-from tinysubnets.model.bank import Bank, Base
+from tinysubnets.model.bank import Bank, Base, BaseSource
 from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
 from tinysubnets.model.removal import Removal, remove_, union
@@ -148,7 +148,7 @@ class SubnetStore:
     def _check_place(self, subnet: Subnet) -> None:
         """Refuse a subnet whose bank or reference it may not use."""
         others = self.entries()
-        if subnet.reference == BASE and self.base is None:
+        if (subnet.reference == BASE or subnet.adds_to_base) and self.base is None:
             raise TaskError(f"task {subnet.name!r} refers to a base, and the store has none.")
         if subnet.reference is None and subnet.bank == NO_BANK:
             raise TaskError(f"task {subnet.name!r} has neither a bank nor a reference.")
@@ -302,11 +302,22 @@ class SubnetStore:
             self._records[subnet.name] = subnet, record
         return record
 
+    def needs_base(self, task: str | None = None) -> bool:
+        """Whether a task, or any of all, cannot be used without the values of the base."""
+        entries = self.entries() if task is None else self.chain(self.subnet(task))
+        return any(s.reference == BASE or s.adds_to_base or s.from_base() for s in entries)
+
     def _base_values(self) -> Mapping[str, Tensor]:
-        if self.base is None or self.base.values is None:
-            name = "a base" if self.base is None else f"the base {self.base.name!r}"
-            raise TaskError(f"the values of {name} are needed, and the model does not hold them.")
-        return self.base.values
+        base = self.base
+        if base is None:
+            raise TaskError("the values of a base are needed, and the store has none.")
+        if base.values is None:
+            raise TaskError(
+                f"the values of the base {base.name!r} ({base.source}, SHA-256 {base.sha256}) are "
+                "needed, and the model does not hold them. Give the network with its pretrained "
+                "weights, or a file of them: load(…, base=…), or --base on the command line."
+            )
+        return base.values
 
     def base_weights(self) -> Tensor:
         """The shared weights of the base, flat."""
@@ -323,6 +334,9 @@ class SubnetStore:
         tensors = self.architecture.split(self.weights(task)) | subnet.task_tensors()
         for name in subnet.from_base():
             tensors[name] = self._base_values()[name]
+        if subnet.adds_to_base:
+            base = self._base_values()
+            tensors |= {n: base[n] + tensors[n] for n in subnet.task_params if n in base}
         tensors |= self.architecture.constants
         decoded = {n: t.to(self.device) for n, t in tensors.items()}
         size = sum(t.numel() * t.element_size() for t in decoded.values())
@@ -546,6 +560,13 @@ class SubnetStore:
 
         return artifact.save(self, folder, overwrite=overwrite)
 
+    def embed_base_(self) -> None:
+        """Put the base's values into every file that is saved from now on, for use without it."""
+        if self.base is None:
+            raise TaskError("the model has no base that could be embedded.")
+        self._base_values()
+        self.base = replace(self.base, embedded=True)
+
     def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Check now that the model can be saved in a folder later, before anything is trained.
 
@@ -564,14 +585,18 @@ class SubnetStore:
         *,
         task: str | None = None,
         device: torch.device | str = "cpu",
+        base: BaseSource | None = None,
     ) -> SubnetStore:
         """The model in a folder; `task` loads only what that one task needs.
 
-        Networks of this package are rebuilt by name; your own is given again as `net`.
+        - `net`: your own network again; networks of this package are rebuilt by name. Where the
+          model was learned over a base that it does not hold, `net` has its pretrained weights.
+        - `base`: these weights by themselves: a network or its tensors by name, a file of them, or
+          the name of a network, such as "timm:resnet18".
         """
         from tinysubnets import format as artifact
 
-        return artifact.load(folder, net, task, device)
+        return artifact.load(folder, net, task, device, base)
 
     def push_to_hub(
         self, repo: str, *, private: bool | None = None, token: str | None = None
@@ -591,11 +616,14 @@ class SubnetStore:
         device: torch.device | str = "cpu",
         revision: str | None = None,
         token: str | None = None,
+        base: BaseSource | None = None,
     ) -> SubnetStore:
         """The model in a repository of the Hugging Face Hub; see `load`."""
         from tinysubnets import format as artifact
 
-        return artifact.pull(repo, net, task=task, device=device, revision=revision, token=token)
+        return artifact.pull(
+            repo, net, task=task, device=device, revision=revision, token=token, base=base
+        )
 
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:

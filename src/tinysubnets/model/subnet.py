@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.coding.bits import pack_mask, unpack_mask
+from tinysubnets.coding.grids import Grid, check_grid, grid_values, round_to_grid
 from tinysubnets.errors import TaskError
 from tinysubnets.nn.codebook import assign, fit, round_centroids
 from tinysubnets.tasks.checks import channels_first, check_numbers, layout_hint
@@ -24,13 +25,14 @@ class CodebookTensor:
     """Values as they are stored: codes into a few centroids, or the values themselves.
 
     `values` holds the centroids, or without `codes` the values in order. They take 16 bits each
-    where all of them are exact in float16, else 32. Codes of 0 bits stand for one value
-    everywhere; see `constant`.
+    where all of them are exact in float16, else 32; values on a `grid` take as many as it needs,
+    see `coding.grids`. Codes of 0 bits stand for one value everywhere; see `constant`.
     """
 
     values: Tensor
     codes: Tensor | None = None
     bits: int = 0
+    grid: Grid | None = None
 
     def decode(self) -> Tensor:
         """The values that the codes stand for, as a float32 vector."""
@@ -45,12 +47,6 @@ class CodebookTensor:
     def value_bits(self) -> int:
         """16 where every value survives float16 unchanged, else 32."""
         return 16 if torch.equal(self.values.half().float(), self.values) else 32
-
-    @property
-    def size_bits(self) -> int:
-        """The plain packed size: all codes plus all centroids."""
-        codes = 0 if self.codes is None else len(self.codes) * self.bits
-        return codes + len(self.values) * self.value_bits
 
 
 def code(values: Tensor, bits: int, *, centroids: Tensor | None = None) -> CodebookTensor:
@@ -67,6 +63,15 @@ def code(values: Tensor, bits: int, *, centroids: Tensor | None = None) -> Codeb
         centroids = fit(values, 2**bits)
     centroids = round_centroids(centroids)
     return CodebookTensor(centroids, assign(values, centroids).to(torch.uint8), bits)
+
+
+def rounded(values: Tensor, grid: Grid) -> CodebookTensor:
+    """Finite values rounded to the nearest numbers of a grid."""
+    check_grid(grid)
+    numbers = values.detach().float().cpu().numpy()
+    return CodebookTensor(
+        torch.from_numpy(grid_values(round_to_grid(numbers, grid), grid)), grid=grid
+    )
 
 
 def constant(value: float, count: int) -> CodebookTensor:
@@ -177,6 +182,7 @@ class Subnet:
     - `routing`: what tells the task's inputs from others without its name: float32 vectors by name.
     - `reference`: the number of an earlier subnet, or `BASE`: what the mask holds is added to the
       decoded weights of that one. None where the weights are what the mask holds, and 0 elsewhere.
+    - `adds_to_base`: whether task-specific parameters that the base has too are added to its own.
     """
 
     name: str
@@ -199,6 +205,7 @@ class Subnet:
     preprocessing: Mapping[str, Any] | None = None
     routing: Mapping[str, Tensor] = field(default_factory=dict)
     reference: int | None = None
+    adds_to_base: bool = False
 
     def __repr__(self) -> str:
         return (

@@ -1,7 +1,9 @@
 """Functions that build plain `nn.Module`s, by name.
 
-Every network ends in a Linear named `fc`, the head, whose width is the setting `classes`. All other
-parameters with two or more dimensions are shared weights. Torch is imported only when one is built.
+Every network of the package ends in a Linear named `fc`, the head, whose width is the setting
+`classes`. All other parameters with two or more dimensions are shared weights. Others are
+`timm:NAME`, `torchvision:NAME`, where these libraries are installed, and the user's own
+`package.module:function`. Torch, or a library, is imported only when one is built.
 
 >>> build("mlp", in_features=784, hidden=(100, 100)).fc
 Linear(in_features=100, out_features=10, bias=True)
@@ -11,18 +13,29 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tinysubnets.errors import SettingError, TinySubNetsError, unknown
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-__all__ = ["build", "defaults", "describe", "function", "names", "settings"]
+__all__ = [
+    "build",
+    "defaults",
+    "describe",
+    "function",
+    "is_name",
+    "names",
+    "pretrained",
+    "read_weights",
+    "settings",
+]
 
 # name -> (where its function lives, one line for `tsn list`)
 _NETWORKS = {
@@ -83,11 +96,56 @@ def defaults(name: str) -> dict[str, Any]:
     return {p.name: p.default for p in found if p.default is not p.empty}
 
 
-def build(name: str, **settings: Any) -> nn.Module:
-    """A new network: one of `names()`, or what the user's `package.module:function` returns.
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a value names a network, and no file."""
+    if not isinstance(value, str) or Path(value).exists():
+        return False
+    return ":" in value or value in _NETWORKS
 
-    Lists among the settings become tuples, since recipes can only write lists. A network of the
-    package remembers how it was built, so that a model made with it needs no `net` to be loaded.
+
+def pretrained(
+    name: str, weights: str | os.PathLike[str] | None = None, **settings: Any
+) -> nn.Module:
+    """A network with its pretrained weights, which can be a base.
+
+    - `name`: as for `build`. Networks of timm and torchvision come with the weights that these
+      libraries fetch; a function of your own returns the network with weights in it.
+    - `weights`: a local file of weights by name instead, .safetensors, .pth or .pt.
+    - `settings`: those of the network.
+    """
+    from tinysubnets.networks import libraries
+
+    if weights is None and libraries.is_library(name):
+        settings = {"pretrained": True} | settings
+    elif weights is None and ":" not in name:
+        raise SettingError(
+            f"network {name!r} has random weights; give a file of its pretrained ones: weights=…, "
+            "or --weights FILE on the command line."
+        )
+    network = build(name, **settings)
+    source = name
+    if weights is not None:
+        libraries.fill_(network, weights)
+        source = Path(weights).name
+    settings.pop("pretrained", None)
+    network.built_as = _record(name, settings, network) | {"source": source}  # type: ignore[assignment]
+    return network
+
+
+def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors in a file of weights, by name: .safetensors, or .pth and .pt without code."""
+    from tinysubnets.networks import libraries
+
+    return libraries.read_weights(file)
+
+
+def build(name: str, **settings: Any) -> nn.Module:
+    """A new network: one of `names()`, of a library, or what `package.module:function` returns.
+
+    `timm:NAME` and `torchvision:NAME` have random weights but for `pretrained=True`, with which the
+    library fetches them. Lists among the settings become tuples, since recipes can only write
+    lists. A network of the package remembers how it was built, so that a model made with it needs
+    no `net` to be loaded.
     """
     from torch import nn
 
@@ -110,16 +168,26 @@ def build(name: str, **settings: Any) -> nn.Module:
             f"network {name!r} returned a {type(network).__name__}; it must return an nn.Module."
         )
     if ":" not in name:
-        network.built_as = {"network": name, "settings": given, "shown": repr(network)}  # type: ignore[assignment]
+        network.built_as = _record(name, given, network)  # type: ignore[assignment]
     return network
 
 
+def _record(name: str, settings: dict[str, Any], network: nn.Module) -> dict[str, Any]:
+    """How a network was built; `shown` tells whether its layers were changed since."""
+    return {"network": name, "settings": settings, "shown": repr(network)}
+
+
 def _find(name: str) -> Callable[..., Any]:
-    """The function behind a name; a name with a colon is the user's own."""
+    """The function behind a name; a name with a colon is a library's or the user's own."""
     if ":" in name:
-        return _imported(name)
+        from tinysubnets.networks import libraries
+
+        return libraries.builder(name) if libraries.is_library(name) else _imported(name)
     if name not in _NETWORKS:
-        own = " Your own network is named 'package.module:function'."
+        own = (
+            " Your own network is named 'package.module:function', one of a library 'timm:NAME' or "
+            "'torchvision:NAME'."
+        )
         raise SettingError(unknown("network", name, _NETWORKS) + own)
     return _imported(_NETWORKS[name][0])
 

@@ -22,7 +22,8 @@ from torch.nn.utils.parametrizations import _WeightNorm
 
 from tinysubnets import seeds
 from tinysubnets.errors import ArchitectureError
-from tinysubnets.nn.trial import Trial, check_head, check_network
+from tinysubnets.nn.trial import Trial, check_head, check_network, find_head
+from tinysubnets.tasks.expected import expected_inputs
 
 Rule = Callable[[str, Tensor], bool]
 
@@ -45,11 +46,19 @@ class Architecture:
     """A network as code: what is shared between tasks, what each task keeps for itself.
 
     Shared are parameters with two or more dimensions outside the head; task-specific are the head,
-    biases, norm scales and shifts, class tokens and the like. `head` names the layer that gives the
-    logits. `shared` overrides the rule: a
-    function of (name, tensor) that is asked for every parameter outside the head. `rebuild` says
-    how to make the network again by name, where it comes from this package; what `networks.build`
-    gives brings it along.
+    biases, norm scales and shifts, class tokens and the like.
+
+    - `head`: the name of the layer that gives the logits; by default the last layer with a matrix
+      in the first part of the network that has a usual name, see `trial.USUAL_HEADS`.
+    - `shared`: overrides the rule: a function of (name, tensor) that is asked for every parameter
+      outside the head.
+    - `rebuild`: how to make the network again by name, where it comes from this package; what
+      `networks.build` gives brings it along.
+    - `base`: "frozen" makes the network's weights the base: tasks store only how they differ from
+      it, and a model file names it instead of holding it. The weights are taken when a learner is
+      made.
+
+    `expected_inputs` are the images that a pretrained network says it was trained on.
 
         >>> net = nn.Sequential()
         >>> _ = net.append(nn.Linear(4, 3)), net.add_module("fc", nn.Linear(3, 2))
@@ -60,15 +69,21 @@ class Architecture:
     def __init__(
         self,
         net: nn.Module,
-        head: str = "fc",
+        head: str | None = None,
         *,
         shared: Rule | None = None,
         rebuild: Mapping[str, Any] | None = None,
+        base: Literal["frozen"] | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
             raise ArchitectureError(f"a torch.nn.Module is needed, not {type(net).__name__}.")
+        if base not in (None, "frozen"):
+            raise ArchitectureError(f"base = {base!r} is not allowed; give 'frozen' or None.")
         rebuild = _built_as(net) if rebuild is None else rebuild
+        head = find_head(net) if head is None else head
         self.head, self.rebuild = head, None if rebuild is None else dict(rebuild)
+        self.base, self.name = base, type(net).__name__
+        self.source, self.expected_inputs = _source_of(net), expected_inputs(net)
         check_head(net, head)
         check_network(net)
         self.aliases = _aliases(net)
@@ -100,8 +115,16 @@ class Architecture:
         self.output = _output_layer(net, head)
         modes: tuple[Mode, ...] = ("train", "eval", "calibrate")
         self._code = {mode: StatelessModule(net, mode) for mode in modes}
+        self._from_head = False  # whether passes take what reaches the head
         # The head's widths that were tried on inputs of a shape and type.
         self._tried: dict[tuple[tuple[int, ...], torch.dtype], set[int]] = {}
+
+    def __repr__(self) -> str:
+        base = ", its weights a frozen base" if self.base else ""
+        return (
+            f"Architecture({self.name}, head {self.head!r}, {self.num_shared:,} shared "
+            f"weights{base})"
+        )
 
     @property
     def num_shared(self) -> int:
@@ -113,9 +136,29 @@ class Architecture:
         """Whether the network normalizes by running statistics of its batches."""
         return bool(self.running_stats)
 
+    @property
+    def fixed_tensors(self) -> tuple[TensorSpec, ...]:
+        """Shared tensors, then task-specific ones whose shape no number of classes decides.
+
+        A base consists of these.
+        """
+        own = (s for s in self.task_params if s.name not in self.output)
+        return (*self.shared, *own)
+
     def code(self, mode: Mode) -> nn.Module:
-        """The network without values: in training, in evaluation, or estimating its statistics."""
-        return self._code[mode].net
+        """The network without values, in one of the modes of `StatelessModule`."""
+        return self._stateless(mode).net
+
+    def _stateless(self, mode: Mode) -> StatelessModule:
+        if mode not in self._code:  # few need a copy for frozen statistics
+            self._code[mode] = StatelessModule(self._code["train"].net, mode)
+        return self._code[mode]
+
+    def from_head(self) -> Architecture:
+        """The same network for inputs that have come as far as its head: passes run that alone."""
+        out = copy.copy(self)
+        out._from_head = True
+        return out
 
     def __call__(
         self,
@@ -128,7 +171,9 @@ class Architecture:
 
         `part` runs only these modules of `code(mode)`.
         """
-        return self._code[mode](tensors, inputs, part)
+        if self._from_head and part is None:
+            part = self.code(mode).get_submodule(self.head)
+        return self._stateless(mode)(tensors, inputs, part)
 
     def task_param_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the task-specific parameters: the head has exactly the task's classes."""
@@ -220,6 +265,13 @@ class Architecture:
                 )
 
 
+def _source_of(net: nn.Module) -> str:
+    """Where a network's weights come from, as `networks.pretrained` notes it."""
+    record = getattr(net, "built_as", None)
+    source = record.get("source") if isinstance(record, dict) else None
+    return source if isinstance(source, str) and source else "given as a module"
+
+
 def _built_as(net: nn.Module) -> dict[str, Any] | None:
     """How `networks.build` made a network, where no layer of it was changed since."""
     record = getattr(net, "built_as", None)
@@ -287,16 +339,17 @@ def _output_layer(net: nn.Module, head: str) -> tuple[str, ...]:
 
 # The network without values: what a forward pass does, apart from the tensors it does it with.
 
-Mode = Literal["train", "eval", "calibrate"]
+Mode = Literal["train", "eval", "calibrate", "frozen"]
 TensorSlot = tuple[dict[str, Any], str]  # who holds a tensor, and under what name
 
 
 class StatelessModule:
-    """A copy of a network on the meta device, ties kept, in one of three modes.
+    """A copy of a network on the meta device, ties kept, in one of four modes.
 
-    In training, in evaluation, or in evaluation but for normalization layers, which take and
-    keep the statistics of the batch. Of several threads one computes at a time: the network has
-    room for the tensors of one task.
+    In training, in evaluation, in evaluation but for normalization layers, which take and keep the
+    statistics of the batch ("calibrate"), or in training but for normalization layers, which use
+    the statistics they are given ("frozen"). Of several threads one computes at a time: the network
+    has room for the tensors of one task.
     """
 
     def __init__(self, net: nn.Module, mode: Mode) -> None:
@@ -349,7 +402,7 @@ def _meta_copy(net: nn.Module, mode: Mode) -> nn.Module:
     for buffer in net.buffers():
         memo[id(buffer)] = buffer.detach().to("meta")
     code = copy.deepcopy(net, memo)
-    code.train(mode == "train")
+    code.train(mode in ("train", "frozen"))
     for module in code.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             module.sparse = False  # all tasks share one vector of weights, with one gradient
@@ -360,6 +413,8 @@ def _meta_copy(net: nn.Module, mode: Mode) -> nn.Module:
             else:
                 # Nothing reads the count, and adding to it costs a launch.
                 module.num_batches_tracked = None
+            if mode == "frozen":
+                module.eval()
             if mode == "calibrate":
                 module.train()
                 module.momentum = 1.0  # the statistics of exactly this batch

@@ -52,6 +52,8 @@ class DenseModule(nn.Module):
     under any optimizer (`train_old=False`). In mode "eval" nothing but the output layer is trained.
     """
 
+    recalibrates = True  # statistics of norms are estimated anew before the network is measured
+
     def __init__(
         self,
         architecture: Architecture,

@@ -55,12 +55,26 @@ def initial_state(
     num_classes: int,
     pretrained: Mapping[str, Tensor] | None = None,
 ) -> InitialState:
-    """Fresh scores, free values and task-specific parameters; `pretrained` ones where given."""
-    free = initial_values(architecture, init_key, "free")
-    if pretrained is not None:
-        free = torch.cat([pretrained[s.name].flatten().float().cpu() for s in architecture.shared])
+    """Fresh scores, free values and task-specific parameters.
+
+    - `pretrained`: where given, free values and parameters are these, and scores their magnitudes,
+      so that the first mask is the best of the pretrained network, not a random one.
+    """
     task_params = initial_task_params(architecture, init_key, num_classes, pretrained)
-    return InitialState(initial_scores(architecture, layout, init_key), free, task_params)
+    if pretrained is None:
+        free = initial_values(architecture, init_key, "free")
+        return InitialState(initial_scores(architecture, layout, init_key), free, task_params)
+    free = torch.cat([pretrained[s.name].flatten().float().cpu() for s in architecture.shared])
+    return InitialState(magnitude_scores(layout, free), free, task_params)
+
+
+def magnitude_scores(layout: Layout, values: Tensor) -> Tensor:
+    """One score per mask block [blocks]: the mean magnitude of its values [N], and never 0.
+
+    A score of 0 has no sign, and so no gradient: it would stay 0 for ever.
+    """
+    means = layout.sum(values.abs()) / layout.block_sizes
+    return means.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def bound_of(shape: tuple[int, ...], scale: Scale) -> float:
@@ -101,8 +115,9 @@ def initial_task_params(
     out = {}
     for spec in architecture.task_params:
         name, shape = spec.name, shapes[spec.name]
-        if pretrained is not None and tuple(pretrained[name].shape) == shape:
-            out[name] = pretrained[name].detach().float().cpu().clone()
+        given = None if pretrained is None else pretrained.get(name)
+        if given is not None and tuple(given.shape) == shape:
+            out[name] = given.detach().float().cpu().clone()
         elif name in architecture.running_stats:
             out[name] = torch.full(shape, 1.0 if name.endswith("running_var") else 0.0)
         elif len(shape) < 2:
@@ -143,7 +158,18 @@ def scores_from_mask(scores: Tensor, mask: Tensor, layout: Layout) -> Tensor:
 
 
 def weights_hash(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of names and float32 values: by it pretrained weights are known again."""
+    """The SHA-256 of names, types, shapes and values: by it pretrained weights are known again."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        sha.update(f"{name}\0{kind}\0{','.join(map(str, tensor.shape))}\0".encode())
+        raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        sha.update(raw.numpy().tobytes())
+    return sha.hexdigest()
+
+
+def old_weights_hash(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of names and float32 values, by which earlier versions knew weights again."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(name.encode())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ class Layout:
 
     `segments` and `block_segments` hold the start and the stop of each of the `shared` tensors in
     the vector of weights and in that of blocks. `block` is how many neighboring weights a block
-    has, see `blocks_of`.
+    has, see `blocks_of`; `kernels` how many a kernel of each tensor has, 1 where there are none.
     """
 
     def __init__(self, shared: Sequence[TensorSpec], block: int = 1) -> None:
@@ -36,6 +37,7 @@ class Layout:
         self.num_weights = self.segments[-1][1]
         self.num_blocks = self.block_segments[-1][1]
         self.is_identity = all(b.width == 1 for b in self.blocks)
+        self.kernels = tuple(kernel_of(s.shape) for s in shared)
 
     def expand(self, blocks: Tensor) -> Tensor:
         """A value per weight [..., N] from a value per block [..., blocks]."""
@@ -66,6 +68,14 @@ class Layout:
         if self.is_identity:
             return int(blocks.sum())
         return int(self.block_sizes.to(blocks.device)[blocks].sum())
+
+    def follows_in_kernel(self, positions: np.ndarray) -> np.ndarray:
+        """Which of some sorted positions in the flat vector are in the kernel of the one before."""
+        starts, stops = (np.array(ends) for ends in zip(*self.segments, strict=True))
+        tensor = np.searchsorted(stops, positions, side="right")
+        kernel = (positions - starts[tensor]) // np.array(self.kernels)[tensor]
+        same = (np.diff(tensor) == 0) & (np.diff(kernel) == 0)
+        return np.concatenate([np.zeros(min(1, len(positions)), np.bool_), same])
 
     def keep(self, density: float, density_exponent: float = 0.0) -> tuple[int, ...]:
         """How many blocks of each tensor a mask of this density holds; at least one.
@@ -146,6 +156,12 @@ class Blocks:
         return row.repeat(self.rows)
 
 
+def kernel_of(shape: Sequence[int]) -> int:
+    """How many weights a kernel of a tensor has: its trailing dimensions, if they are 2 to 64."""
+    trailing = prod(shape[2:])
+    return trailing if len(shape) > 2 and 1 < trailing <= 64 else 1
+
+
 def blocks_of(shape: Sequence[int], block: int) -> Blocks:
     """The blocks of a tensor: `block` neighbors along a row, or one whole convolution kernel.
 
@@ -158,10 +174,9 @@ def blocks_of(shape: Sequence[int], block: int) -> Blocks:
     numel = prod(shape)
     if len(shape) < 2:
         return Blocks(1, numel, min(block, max(numel, 1)))
-    kernel = prod(shape[2:])
     if block == 1:
         return Blocks(numel // max(shape[1], 1), shape[1], 1)
-    if 1 < kernel <= 64:
+    if (kernel := kernel_of(shape)) > 1:
         return Blocks(numel // kernel, kernel, kernel)
-    cols = shape[1] if kernel == 1 else shape[-1]
+    cols = shape[1] if prod(shape[2:]) == 1 else shape[-1]
     return Blocks(numel // cols, cols, min(block, cols))

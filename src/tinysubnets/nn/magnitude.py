@@ -7,6 +7,7 @@ is the flat vector of all shared weights, [blocks] that of their mask blocks; se
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,6 +63,9 @@ class MagnitudeModule(TaskModule):
     - `start`: its `free` values are where own values start from, 0 for a difference; no scores.
     - `reference`: the weights [N] that own values are added to; None for zeros.
     - `pruning`: how many are kept, and in how many bits.
+    - `own_params`: over a frozen base, the names of the task-specific parameters that the task has
+      for itself. All others stay as they start, and norms use the statistics they start with, in
+      training too. None means that all are the task's own.
     """
 
     reference: Tensor  # [N]; not part of the state
@@ -79,6 +83,7 @@ class MagnitudeModule(TaskModule):
         start: InitialState,
         reference: Tensor | None,
         pruning: MagnitudePruning,
+        own_params: Collection[str] | None = None,
     ) -> None:
         nothing = torch.zeros(layout.num_weights)
         unowned = torch.zeros(layout.num_blocks, dtype=torch.bool)
@@ -98,6 +103,15 @@ class MagnitudeModule(TaskModule):
         self.register_buffer("leniency", sizes**pruning.density_exponent, persistent=False)
         self.register_buffer("block_sizes", layout.block_sizes.float(), persistent=False)
         self.share_done = 0.0  # of all steps, when codebooks were last updated
+        self.own_params = None if own_params is None else frozenset(own_params)
+        if self.own_params is not None:
+            below = any(not n.startswith(f"{architecture.head}.") for n in self.own_params)
+            # Below a head that is trained alone nothing is to differ from step to step.
+            self.mode = "frozen" if below or pruning.density > 0 else "eval"
+            self.recalibrates = False
+            for name, parameter in zip(self.names, self.task_params, strict=True):
+                parameter.requires_grad_(name in self.own_params)
+        self.free.requires_grad_(pruning.density > 0)
 
     @property
     def settled(self) -> bool:
@@ -166,11 +180,15 @@ class MagnitudeModule(TaskModule):
 
     def effective(self, mask: Tensor | None = None) -> Tensor:
         """The effective weights [N] that training differentiates through."""
+        if self.pruning.density == 0:
+            return self.reference  # no gradient is computed that nobody needs
         return StraightThrough.apply(self.free, self.final_weights(mask))
 
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:
         """The weights [N] of the task as it is evaluated."""
+        if self.pruning.density == 0 and mask is None:
+            return self.reference
         return self.compose(self.mask() if mask is None else mask, self.own_values())
 
     def compose(self, mask: Tensor, own: Tensor) -> Tensor:
@@ -181,6 +199,6 @@ class MagnitudeModule(TaskModule):
         """The parameters that training moves: norms and biases are never decayed."""
         free = [] if self.pruning.density == 0 else [self.free]
         out: dict[str, list[nn.Parameter]] = {"free": free, "matrices": [], "vectors": []}
-        for parameter in self.task_params:
+        for parameter in (p for p in self.task_params if p.requires_grad):
             out["matrices" if parameter.ndim > 1 else "vectors"].append(parameter)
         return out

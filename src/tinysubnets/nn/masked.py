@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tinysubnets.errors import ArchitectureError
-from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.architecture import Architecture, Mode
 from tinysubnets.nn.codebook import (
     LookupTable,
     has_codebook_kernels,
@@ -99,6 +99,11 @@ class TaskModule(nn.Module):
     Parameters are the free values [N], of which those at owned places are never used, the scores
     [blocks] and the task-specific parameters.
     """
+
+    # How the network computes in training, and whether its statistics are estimated anew before it
+    # is measured: not where they are those of a frozen base.
+    mode: Mode = "train"
+    recalibrates = True
 
     # Not part of the state: given, or made anew from what is.
     bank_values: Tensor  # [N]
@@ -309,7 +314,7 @@ class TaskModule(nn.Module):
 
         `mask` is that of the current scores, where it is known already.
         """
-        return self.architecture(self.tensors(self.effective(mask)), inputs, "train")
+        return self.architecture(self.tensors(self.effective(mask)), inputs, self.mode)
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy, plus λ times how far compression moves the output of each layer."""

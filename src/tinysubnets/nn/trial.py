@@ -28,23 +28,45 @@ from tinysubnets.errors import ArchitectureError
 MAX_DEPTH, MAX_VALUES = 6, 20_000
 RANDOM_PASSES = 8  # in training, of a network that draws random numbers
 OVERWRITTEN = "modified by an inplace operation"  # what torch says of it
+MAX_CANDIDATES = 12  # layers that an error names as possible heads
 REGISTERED = ("_parameters", "_buffers", "_modules")
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+# What the last layer of a network, or the part it is in, is usually called; the first one counts.
+USUAL_HEADS = ("fc", "_fc", "classifier", "heads.head", "heads", "head", "last_linear", "output")
 
 # Checks at the door ------------------------------------------------------------------------------
 
 
+def find_head(net: nn.Module) -> str:
+    """The layer that gives the logits: the last one with a matrix in a part of a usual name.
+
+    So of a `classifier` of several layers it is the last, and the others stay with the body. A part
+    named `fc` is the head as a whole.
+    """
+    modules = dict(net.named_modules())
+    if "fc" in modules:
+        return "fc"
+    for name in USUAL_HEADS:
+        inside = modules[name].named_modules(prefix=name) if name in modules else ()
+        layers = [n for n, m in inside if _has_weight_matrix(m)]
+        if layers:
+            return layers[-1]
+    raise ArchitectureError(
+        f"the network has no head of a usual name ({', '.join(USUAL_HEADS)}). {_candidates(net)}"
+    )
+
+
 def check_head(net: nn.Module, head: str) -> None:
     """Refuse a head that is not there, and list the layers that could be meant."""
-    modules = dict(net.named_modules())
-    if head and head in modules:
-        return
-    candidates = [n for n, m in modules.items() if n and _has_matrix(m)]
-    raise ArchitectureError(
-        f"the network has no head named {head!r}. Layers that could be the head: "
-        f"{', '.join(reversed(candidates)) or 'none'}. Say which: "
-        "Architecture(net, head=…)."
-    )
+    if not head or head not in dict(net.named_modules()):
+        raise ArchitectureError(f"the network has no head named {head!r}. {_candidates(net)}")
+
+
+def _candidates(net: nn.Module) -> str:
+    found = [n for n, m in net.named_modules() if n and _has_matrix(m)]
+    shown = ", ".join(reversed(found[-MAX_CANDIDATES:])) or "none"
+    return f"Layers that could be the head: {shown}. Say which: Architecture(net, head=…)."
 
 
 def check_network(net: nn.Module) -> None:
@@ -103,6 +125,12 @@ def describe(module: nn.Module, path: str) -> str:
 
 def _has_matrix(module: nn.Module) -> bool:
     return any(_is_lazy(p) or p.ndim >= 2 for p in module.parameters(recurse=False))
+
+
+def _has_weight_matrix(module: nn.Module) -> bool:
+    """Whether a module is a layer with a weight matrix, be it made by a parametrization."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and (_is_lazy(weight) or weight.ndim >= 2)
 
 
 def _has_tensors(module: nn.Module) -> bool:

@@ -165,7 +165,7 @@ def masks(runs: Sequence[Run], out: str | Path | None = None) -> Table:
         sizes, total = store.layout.block_sizes.double(), store.layout.num_weights
         for subnet in store.subnets.values():
             used, new = float(sizes[subnet.mask].sum()), float(subnet.num_new)
-            shares = (used / total, new / total, 1 - new / used)
+            shares = (used / total, new / total, 1 - new / used if used else 0.0)
             place = f"{run.scenario}, {group.method}"
             rows.append((place, subnet.name, str(subnet.bank), *(f"{s * 100:.1f}" for s in shares)))
         if out is not None:
@@ -180,8 +180,9 @@ def _save_masks(run: Run, store: SubnetStore, out: Path) -> None:
     from tinysubnets.report.figures import ownership, task_masks
 
     stem = f"{run.scenario}-{run.method}"
-    _save(ownership(store).drawing, out, f"{stem}-ownership")
-    _save(task_masks(store).drawing, out, f"{stem}-task-masks")
+    for figure in (ownership(store), task_masks(store)):
+        if figure is not None:
+            _save(figure.drawing, out, f"{stem}-{figure.key}")
 
 
 def _save(drawing: Drawing, out: Path, stem: str) -> None:

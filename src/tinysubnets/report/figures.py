@@ -15,7 +15,7 @@ from torch import Tensor
 from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.results import Group, Run, grouped
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import CodebookTensor
+from tinysubnets.model.subnet import NO_BANK, CodebookTensor
 from tinysubnets.report.charts import (
     WIDTH,
     Curve,
@@ -395,8 +395,10 @@ def owners(store: SubnetStore, bank: int) -> Tensor:
     return store.layout.expand(owner)
 
 
-def ownership(store: SubnetStore) -> Figure:
-    """Which task owns which weight: the middle of a few layers of every bank."""
+def ownership(store: SubnetStore) -> Figure | None:
+    """Which task owns which weight: the middle of a few layers of every bank; None without one."""
+    if not store.banks:
+        return None
     banks = range(min(3, len(store.banks)))
     names = _spread([s.name for s in store.architecture.shared], 3 if len(banks) == 1 else 2)
     rows = 64 if len(banks) * len(names) <= 2 else 32  # fewer of each where there are many
@@ -427,8 +429,13 @@ def ownership(store: SubnetStore) -> Figure:
     )
 
 
-def task_masks(store: SubnetStore) -> Figure:
-    """What each task uses in one layer, every weight in the color of its owner."""
+def task_masks(store: SubnetStore) -> Figure | None:
+    """What each task uses in one layer, every weight in the color of its owner.
+
+    Without a bank, what a task adds to the weights it refers to. None where nobody has any.
+    """
+    if not any(s.packed_mask.bits.any() for s in store.subnets.values()):
+        return None
     reach, count = 42, len(store.tasks)  # weights from side to side, where the layer has so many
     empty = {s.name: torch.empty(s.shape, device="meta") for s in store.architecture.shared}
     shared = {name: _as_matrix(tensor).shape for name, tensor in empty.items()}
@@ -443,14 +450,16 @@ def task_masks(store: SubnetStore) -> Figure:
     for place, index in enumerate(chosen):
         subnet = store.subnet(store.tasks[index])
         kept = store.architecture.split(store.layout.expand(subnet.mask))[name]
-        used = torch.where(kept, owned[subnet.bank], 0)
+        owner = index + 1 if subnet.bank == NO_BANK else owned[subnet.bank]
+        used = torch.where(kept, owner, 0)
         reused = float(((used != index + 1) & kept).sum()) / max(1, int(kept.sum()))
         shown = _middle(_as_matrix(used), reach, reach)
         x, y = (place % across) * (room + 12), 26 + (place // across) * (room + 42)
         end = y + _weights(drawing, (x, y), room / max(shown.shape), shown, count)
         label = shortened(f"{index + 1} {store.tasks[index]}", room * 0.95)
         drawing.text(x, end + 15, label, fill="ink", font_weight=600)
-        drawing.text(x, end + 29, f"{reused:.0%} reused")
+        is_added = subnet.bank == NO_BANK
+        drawing.text(x, end + 29, "added" if is_added else f"{reused:.0%} reused")
     return Figure(
         "task-masks",
         "What each task uses",
@@ -518,11 +527,13 @@ def mask_overlap(store: SubnetStore) -> Figure | None:
         common += (masks * sizes) @ masks.t()
     cells = [
         [
-            float(common[i, j] / common[i, i]) if a.bank == b.bank else None
+            float(common[i, j] / common[i, i]) if a.bank == b.bank and common[i, i] else None
             for j, b in enumerate(subnets)
         ]
         for i, a in enumerate(subnets)
     ]
+    if all(cell is None for row in cells for cell in row):
+        return None
     sides = ("of task", "also used by task")
     return Figure(
         "mask-overlap",
@@ -539,9 +550,14 @@ def mask_overlap(store: SubnetStore) -> Figure | None:
     )
 
 
-def codebooks(store: SubnetStore) -> Figure:
-    """Histograms of the first task's weights in a few layers, with their centroids."""
-    first = next(iter(store.subnets.values()))
+def codebooks(store: SubnetStore) -> Figure | None:
+    """Histograms of the first task's weights in a few layers, with their centroids.
+
+    Of the first task that has weights of its own; None where none has.
+    """
+    first = next((s for s in store.subnets.values() if s.num_new), None)
+    if first is None:
+        return None
     names = [s.name for s in store.architecture.shared]
     # One codebook per task is kept as one part for all layers.
     titles = names if len(first.own) == len(names) else ["all layers"]

@@ -54,6 +54,7 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
         groups=groups if len(runs) > 1 else [],
         group_columns=GROUP_COLUMNS,
         task_columns=TASK_COLUMNS,
+        rung_columns=RUNG_COLUMNS,
         overview=overview,
         sections=sections,
         balanced=balanced,
@@ -235,6 +236,30 @@ TASK_COLUMNS = (
 )
 
 
+def _gain(rung: Mapping[str, Any]) -> str:
+    return "–" if rung["first"] else f"{rung['gain']:+.2f}"
+
+
+RUNG_COLUMNS = (
+    Column("task", "name", _field("task")),
+    Column("rung", "", _field("name")),
+    Column("validation accuracy", "n", _percent("valid_accuracy")),
+    Column("gain, points", "n", _gain),
+    Column("more bytes", "n", _field("extra_bytes", "{:,}")),
+    Column("climbed", "", lambda rung: "yes" if rung["taken"] else "no"),
+    Column("training, s", "n", _field("seconds", "{:.1f}")),
+)
+
+
+def _rungs(tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each rung gave that tasks tried, in the order of trying."""
+    return [
+        dict(rung) | {"task": task["name"] if not place else "", "first": not place}
+        for task in tasks
+        for place, rung in enumerate(task.get("rungs") or ())
+    ]
+
+
 def _section(group: Group) -> dict[str, Any]:
     """One group's part of the page, shown by its run with the lowest seed."""
     run = group.runs[0]
@@ -251,5 +276,6 @@ def _section(group: Group) -> dict[str, Any]:
         "figures": figures.of_run(run),
         "classes": figures.classes(run),
         "tasks": [task | {"number": i} for i, task in enumerate(run.tasks, 1)],
+        "rungs": _rungs(run.tasks),
         "details": {"Settings": flat(run.settings), "Environment": flat(environment)},
     }

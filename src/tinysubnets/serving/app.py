@@ -30,13 +30,14 @@ from tinysubnets.datasets.user_files import image_input
 from tinysubnets.errors import DataError, SettingError, TaskError
 from tinysubnets.model.subnet import Subnet
 from tinysubnets.report import theme
-from tinysubnets.serving.engine import Batcher, Busy, Models, Served
+from tinysubnets.serving.engine import Batcher, Busy, Models, Routed, Served
 
 PATHS = ("/", "/docs", "/openapi.json", "/tasks", "/predict", "/health", "/metrics")
 OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health")  # that tell nothing and need no token
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that starts other programs
 MAX_NAMES = 20  # tasks that an error lists
 MAX_TOP = 1000
+MAX_DIMS = 8
 SMALL_BODY = 1 << 14  # bytes of JSON that are read without a thread
 
 
@@ -112,11 +113,19 @@ class ClassShare(BaseModel):
 
 
 class Prediction(BaseModel):
-    """The most probable classes of one input, the first of them once more as its label."""
+    """The most probable classes of one input, the first of them once more as its label.
+
+    Where the request named no task, `task_confidence` is how sure it is that it is this `task`, and
+    `unknown` whether no task claims the input.
+    """
 
     label: int | str
     probability: float
     classes: list[ClassShare]
+    task: str
+    task_bytes: int
+    task_confidence: float | None = None
+    unknown: bool = False
 
 
 class Predictions(BaseModel):
@@ -124,8 +133,6 @@ class Predictions(BaseModel):
 
     model: str
     model_bytes: int
-    task: str
-    task_bytes: int
     predictions: list[Prediction]
 
 
@@ -193,7 +200,7 @@ def make_app(models: Models, settings: ServeSettings | None = None) -> FastAPI:
     @app.post("/predict", summary="Classes and their probabilities", openapi_extra=_BODY)
     async def predict(
         request: Request,
-        task: str | None = Query(None, description="the task's name, unless it stands in the JSON"),
+        task: str | None = Query(None, description="its name; left out, it is found out"),
         top: int = Query(3, ge=1, le=MAX_TOP, description="classes to tell of each input"),
     ) -> Predictions:
         served = models.current  # to the end, whatever takes its place meanwhile
@@ -213,20 +220,29 @@ def make_app(models: Models, settings: ServeSettings | None = None) -> FastAPI:
             async with decoders:
                 name, inputs, top = await asyncio.to_thread(make, body, served, task, top, limits)
         try:
-            shares = await batcher.probabilities(served, name, inputs)
+            routed: list[Routed] | None = None
+            if name is None:
+                routed = await batcher.routed(served, inputs)
+            names = [name] * len(inputs) if routed is None else [r.task for r in routed]
+            rows: dict[int, Prediction] = {}
+            for one in dict.fromkeys(names):
+                mine = [i for i, other in enumerate(names) if other == one]
+                shares = await batcher.probabilities(served, str(one), inputs[mine])
+                rows |= dict(zip(mine, _predictions(shares, served, str(one), top), strict=True))
         except TaskError as error:
             raise HTTPException(400, str(error)) from None
         except Busy:
             raise HTTPException(
                 503, "too many requests wait already; try again.", {"Retry-After": "1"}
             ) from None
-        metrics.count("tsn_predictions_total", len(inputs), task=name)
+        for i, found in enumerate(routed or ()):
+            rows[i].task_confidence, rows[i].unknown = found.confidence, found.is_unknown
+        for row in rows.values():
+            metrics.count("tsn_predictions_total", task=row.task)
         return Predictions(
             model=served.identity,
             model_bytes=served.file_bytes,
-            task=name,
-            task_bytes=served.task_bytes[name],
-            predictions=_predictions(shares, served.store.subnet(name).classes, top),
+            predictions=[rows[i] for i in range(len(inputs))],
         )
 
     @app.get("/health", summary="Whether answers are given")
@@ -326,31 +342,41 @@ async def _body(request: Request, limits: ServeSettings) -> bytes:
 
 
 def _task_of(served: Served, name: Any) -> Subnet:
-    """The task that a request is for."""
+    """The task that a request names."""
     tasks = served.store.subnets
-    if name is None and len(tasks) == 1:
-        return next(iter(tasks.values()))
-    names = [repr(t) for t in list(tasks)[:MAX_NAMES]]
-    known = ", ".join(names) + (f", … ({len(tasks)} in all)" if len(tasks) > MAX_NAMES else "")
-    if name is None:
-        raise HTTPException(
-            422, f"which task? This version does not find it out by itself; name one of {known}."
-        )
     if not isinstance(name, str) or name not in tasks:
-        raise HTTPException(404, f"unknown task {str(name)[:80]!r}. Known: {known}.")
+        names = [repr(t) for t in list(tasks)[:MAX_NAMES]]
+        more = f", … ({len(tasks)} in all)" if len(tasks) > MAX_NAMES else ""
+        raise HTTPException(
+            404, f"unknown task {str(name)[:80]!r}. Known: {', '.join(names)}{more}."
+        )
     return tasks[name]
+
+
+def _like(subnets: Sequence[Subnet], what: str) -> Subnet:
+    """One of the tasks that an input may be of, which all take the same kind of inputs."""
+    kinds = {_inputs_of(s) and str(_inputs_of(s)): s for s in subnets}
+    if len(kinds) != 1:
+        problem = "no task takes" if not kinds else "tasks of different inputs could take"
+        raise HTTPException(422, f"{problem} {what}; name the task.")
+    return next(iter(kinds.values()))
 
 
 def _from_image(
     body: bytes, served: Served, task: str | None, top: int, limits: ServeSettings
-) -> tuple[str, np.ndarray, int]:
-    """The task, the one input and the number of classes to tell, from a picture."""
-    subnet = _task_of(served, task)
+) -> tuple[str | None, np.ndarray, int]:
+    """The task if it is named, the one input and the number of classes to tell, from a picture."""
+    tasks = served.store.subnets
+    if task is None:
+        subnet = _like([s for s in tasks.values() if _takes_images(s)], "pictures")
+    else:
+        subnet = _task_of(served, task)
     _check_pixels(body, limits.max_pixels)
     try:
-        return subnet.name, image_input(body, subnet, FORMATS)[None], top
+        inputs = image_input(body, subnet, FORMATS)[None]
     except DataError as error:
         raise HTTPException(400, f"{str(error).rstrip('.')}.") from None
+    return (subnet.name if task is not None or len(tasks) == 1 else None), inputs, top
 
 
 def _check_pixels(body: bytes, most: int) -> None:
@@ -379,8 +405,8 @@ def _check_pixels(body: bytes, most: int) -> None:
 
 def _from_json(
     body: bytes, served: Served, task: str | None, top: int, limits: ServeSettings
-) -> tuple[str, np.ndarray, int]:
-    """The task, the inputs and the number of classes to tell, from JSON."""
+) -> tuple[str | None, np.ndarray, int]:
+    """The task if it is named, the inputs and the number of classes to tell, from JSON."""
     if sum(map(body.count, (b",", b"[", b"{"))) > limits.max_numbers:
         raise HTTPException(413, f"at most {limits.max_numbers:,} numbers in one request.")
     try:
@@ -395,8 +421,23 @@ def _from_json(
     top = value.get("top", top)
     if type(top) is not int or not 1 <= top <= MAX_TOP:
         raise HTTPException(400, f"top is an integer from 1 to {MAX_TOP}.")
-    subnet = _task_of(served, value.get("task", task))
-    return subnet.name, _numbers(value["inputs"], subnet, limits.max_inputs), top
+    task, tasks = value.get("task", task), served.store.subnets
+    if task is not None or len(tasks) == 1:
+        subnet = next(iter(tasks.values())) if task is None else _task_of(served, task)
+        return subnet.name, _numbers(value["inputs"], subnet, limits.max_inputs), top
+    shape = _shape(value["inputs"])
+    could = [s for s in tasks.values() if s.sample and s.sample.shape in (shape, shape[1:])]
+    subnet = _like(could, f"inputs of shape {list(shape)}")
+    return None, _numbers(value["inputs"], subnet, limits.max_inputs), top
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """The lengths of nested lists, by the first of each."""
+    shape: list[int] = []
+    while isinstance(value, list) and len(shape) < MAX_DIMS:
+        shape.append(len(value))
+        value = value[0] if value else None
+    return tuple(shape)
 
 
 def _refuse(name: str) -> None:
@@ -438,14 +479,20 @@ def _numbers(value: Any, subnet: Subnet, max_inputs: int) -> np.ndarray:
 # What it is answered.
 
 
-def _predictions(shares: np.ndarray, classes: Sequence[Any], top: int) -> list[Prediction]:
-    """The most probable classes of each input."""
-    out = []
+def _predictions(shares: np.ndarray, served: Served, task: str, top: int) -> list[Prediction]:
+    """The most probable classes of each input of a task."""
+    out, classes = [], served.store.subnet(task).classes
     for row in shares:
         best = np.argsort(-row, kind="stable")[:top]
         found = [ClassShare(label=classes[i], probability=float(row[i])) for i in best]
         out.append(
-            Prediction(label=found[0].label, probability=found[0].probability, classes=found)
+            Prediction(
+                label=found[0].label,
+                probability=found[0].probability,
+                classes=found,
+                task=task,
+                task_bytes=served.task_bytes[task],
+            )
         )
     return out
 

@@ -13,7 +13,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from torch import nn
 from tinysubnets.errors import ArtifactError, TaskError, TinySubNetsError
 from tinysubnets.format import ModelFile, limits, model_path, read_contents
 from tinysubnets.format.folder import store_of
+from tinysubnets.model.bank import BaseSource
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.serving.metrics import Metrics
 
@@ -48,6 +51,7 @@ class Models:
 
     - `where`: a model folder, the folder of a finished run, or a model file.
     - `net`: the user's own network, where it is one.
+    - `base`: the base that tasks were learned over, where the file does not hold it.
     - `device`: where networks run.
     - `memory_bytes`: what tasks that stay decoded for their next use may take.
     - `say`: told of each file that is taken over or refused.
@@ -58,12 +62,13 @@ class Models:
         where: str | os.PathLike[str],
         *,
         net: nn.Module | None = None,
+        base: BaseSource | None = None,
         device: torch.device | str = "cpu",
         memory_bytes: int = 1 << 29,
         metrics: Metrics | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._where, self._net, self._device = where, net, device
+        self._where, self._net, self._base, self._device = where, net, base, device
         self._memory_bytes, self._say = memory_bytes, say
         self.metrics = metrics or Metrics()
         self._stamp = _stamp(model_path(where))
@@ -74,7 +79,9 @@ class Models:
     def _load(self) -> Served:
         with limits.guarded(), ModelFile(model_path(self._where)) as file:
             contents = read_contents(file)
-            store = store_of(contents, self._net, self._device)
+            store = store_of(contents, self._net, self._device, self._base)
+            if store.needs_base():
+                store.base_weights()  # to miss it now, not when somebody asks
             store.saved_as = file.identity
             store.decoded_bytes = self._memory_bytes
             sizes = {}
@@ -137,18 +144,29 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+class Routed(NamedTuple):
+    """The task that claims an input most, how sure that is, and whether none does."""
+
+    task: str
+    confidence: float
+    is_unknown: bool
+
+
 class Busy(Exception):
     """More requests wait than are allowed."""
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """Inputs on their way through a network; all of one version, task, shape and type."""
+    """Inputs on their way through a network; all of one version, task, shape and type.
+
+    Without a task the answer is which task each input is of: what `store.route` tells.
+    """
 
     served: Served
-    task: str
+    task: str | None
     inputs: np.ndarray  # [samples, ...]
-    answer: asyncio.Future[np.ndarray] = field(default_factory=asyncio.Future)
+    answer: asyncio.Future[Any] = field(default_factory=asyncio.Future)
 
     def key(self) -> tuple[object, ...]:
         """What inputs of one batch have in common."""
@@ -184,6 +202,15 @@ class Batcher:
 
     async def probabilities(self, served: Served, task: str, inputs: np.ndarray) -> np.ndarray:
         """The probability of each class, float32 [samples, classes]."""
+        found: np.ndarray = await self._answered(served, task, inputs)
+        return found
+
+    async def routed(self, served: Served, inputs: np.ndarray) -> list[Routed]:
+        """Which task each input is of."""
+        found: list[Routed] = await self._answered(served, None, inputs)
+        return found
+
+    async def _answered(self, served: Served, task: str | None, inputs: np.ndarray) -> Any:
         if len(self._waiting) >= self.max_waiting:
             raise Busy
         waiting = _Waiting(served, task, inputs)
@@ -251,12 +278,20 @@ class Batcher:
         return batch
 
 
-def _answers(batch: list[_Waiting]) -> list[np.ndarray | Exception]:
-    """The probabilities of each request's inputs; an error only to whom it belongs."""
+def _answers(batch: list[_Waiting]) -> list[Any]:
+    """What each request's inputs get; an error only to whom it belongs."""
     first, bounds = batch[0], np.cumsum([len(w.inputs) for w in batch])[:-1]
     try:
         inputs = np.concatenate([w.inputs for w in batch]) if len(batch) > 1 else first.inputs
-        return list(np.split(first.served.store.predict_proba(first.task, inputs), bounds))
+        if first.task is not None:
+            return list(np.split(first.served.store.predict_proba(first.task, inputs), bounds))
+        found = first.served.store.route(inputs)
+        rows = zip(
+            found.tasks.tolist(), found.confidence.tolist(), found.unknown.tolist(), strict=True
+        )
+        routed = [Routed(*row) for row in rows]
+        starts = [0, *bounds.tolist(), len(routed)]
+        return [routed[i:j] for i, j in pairwise(starts)]
     except (TaskError, MemoryError) as error:
         if len(batch) == 1:
             return [error]

@@ -39,6 +39,8 @@ from tinysubnets.tasks.checks import (
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.sources import class_names, is_dataset, labeled
 
+# Fewer validation samples than this cannot tell which epoch is best, nor what a weight is worth.
+FEW_VALID = 60
 NormalisationRule = Literal["auto", "channel", "scalar"]
 
 
@@ -209,6 +211,18 @@ class Task:
             normalization=normalization,
             class_weights=class_weights,
         )
+
+
+def few_samples(task: Task) -> str:
+    """What is to be said of a task with too few validation samples to choose by, or nothing."""
+    num = len(task.valid)
+    if num >= FEW_VALID:
+        return ""
+    return (
+        f"{task.name} has {len(task.train):,} training and {num:,} validation samples; one of "
+        f"these is worth {100 / num:.0f} points of accuracy, which is too coarse to choose the "
+        "best epoch by, or the weights to prune"
+    )
 
 
 def _is_plain(data: Any) -> bool:

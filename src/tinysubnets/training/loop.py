@@ -17,7 +17,7 @@ from tinysubnets.errors import ArchitectureError, SettingError, TaskError, TinyS
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.loader import DeviceLoader
-from tinysubnets.tasks.task import Task
+from tinysubnets.tasks.task import FEW_VALID, Task
 from tinysubnets.training import distributed
 from tinysubnets.training.cuda_graphs import CapturedFunction, CapturedStep
 from tinysubnets.training.evaluate import (
@@ -37,7 +37,11 @@ PATIENCE = 6  # epochs without a lower validation loss after which "plateau" hal
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What one epoch did: mean training loss, validation, the last learning rate, the time."""
+    """What one epoch did: mean training loss, validation, the last learning rate, the time.
+
+    - `stage`: which part of learning it belongs to, such as a rung of a ladder; empty where there
+      is but one. Epochs are counted over all of them, as far as they have begun.
+    """
 
     task: str
     epoch: int
@@ -48,6 +52,7 @@ class EpochReport:
     lr: float
     seconds: float
     is_best: bool
+    stage: str = ""
 
 
 @dataclass
@@ -285,9 +290,15 @@ class Training:
         samples: int = BATCHNORM_SAMPLES,
         precision: str = "float32",
     ) -> Tensor:
-        """What `evaluate` counts, [2]; BatchNorm statistics are those of so many `samples`."""
-        architecture = self.unwrapped.architecture
-        own = recalibrate_batchnorm(architecture, tensors, self.train, samples, precision=precision)
+        """What `evaluate` counts, [2]; BatchNorm statistics are those of so many `samples`.
+
+        Those of a frozen base stay as they are.
+        """
+        architecture, own = self.unwrapped.architecture, tensors
+        if self.unwrapped.recalibrates:
+            own = recalibrate_batchnorm(
+                architecture, tensors, self.train, samples, precision=precision
+            )
         return count_correct(architecture, own, self.valid, precision=precision)
 
     def captured(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -340,9 +351,10 @@ class Training:
         progress, result = self.progress, self.validate()
         progress.epoch += 1
         best = EvalResult(progress.best_accuracy, progress.best_loss)
-        rank, top = ((r.ranked_accuracy, -r.loss) for r in (result, best))
         settled = self.unwrapped.settled
-        is_best = not self.best or (settled, *rank) > (progress.settled, *top)
+        rank, top = (settled, *self._rank(result)), (progress.settled, *self._rank(best))
+        is_last = self._keeps_last and settled >= progress.settled
+        is_best = not self.best or is_last or rank > top
         if is_best:
             progress.settled = settled
             self.best = {n: t.detach().clone() for n, t in self.unwrapped.state_dict().items()}
@@ -362,6 +374,19 @@ class Training:
             seconds,
             is_best,
         )
+
+    @property
+    def _keeps_last(self) -> bool:
+        """Whether the last epoch is kept, however it does on validation data."""
+        is_unsure = self.settings.kept_epoch == "auto" and len(self.valid) < FEW_VALID
+        return is_unsure or self.settings.kept_epoch == "last"
+
+    def _rank(self, result: EvalResult) -> tuple[float, float]:
+        """What epochs are ordered by, the best one highest."""
+        if self.settings.kept_epoch == "loss":
+            loss = result.loss if math.isfinite(result.loss) else math.inf
+            return -loss, result.ranked_accuracy
+        return result.ranked_accuracy, -result.loss
 
     def _watch_plateau(self, loss: float) -> None:
         progress = self.progress

@@ -14,7 +14,10 @@ from tinysubnets.tasks.augment import Augmentation
 class TrainingSettings:
     """How every task is trained.
 
-    - `epochs`: at most so many per task; the best one by validation is taken.
+    - `epochs`: at most so many per task.
+    - `kept_epoch`: the epoch that is kept: of the best validation "accuracy", of equal ones that of
+      the lowest loss; of the lowest validation "loss"; or the "last". "auto" keeps the last one
+      where fewer than 60 validation samples could not tell which is best, else by accuracy.
     - `batch_size`: samples per step; the last batch of an epoch is filled up from its beginning.
     - `optimizer`: the rule of each step.
     - `lr`, `min_lr`, `schedule`: the learning rate falls from `lr` to `min_lr` by a "cosine", is
@@ -36,6 +39,7 @@ class TrainingSettings:
     """
 
     epochs: int = 40
+    kept_epoch: Literal["accuracy", "loss", "last", "auto"] = "accuracy"
     batch_size: int = 32
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = 3e-3

@@ -1,0 +1,290 @@
+"""A ladder: a task pays only for what gains.
+
+It first tries what is nearly free and goes on to what costs more: its head on the weights that are
+there, then its own scales and shifts, then differences of rising density. A rung is climbed where
+validation accuracy gains what its bytes are priced at. Every rung is trained by the same loop,
+beginning with what the last one that was climbed has learned.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.format.io import encode
+from tinysubnets.method.base import State
+from tinysubnets.method.core import MaskedCore, RungReport, SubnetReport, SubnetTrainer
+from tinysubnets.method.pruning import result_of
+from tinysubnets.method.settings import Rung, TSNSettings
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import Subnet
+from tinysubnets.nn.magnitude import MagnitudeModule
+from tinysubnets.tasks.task import Task
+from tinysubnets.training.loop import EpochReport
+
+BASE_PRICE = 0.02  # points per kilobyte over a base, where none is set
+
+MakeRung = Callable[[Rung, bool, MagnitudeModule | None], SubnetTrainer]
+
+
+def price_of(settings: TSNSettings, frozen_base: bool) -> float:
+    """How many points of validation accuracy a kilobyte must gain; 0 where nothing is priced."""
+    if settings.price is not None:
+        return settings.price
+    return BASE_PRICE if frozen_base else 0.0
+
+
+def check_price(settings: TSNSettings, frozen_base: bool) -> None:
+    """Refuse a price where there is no ladder to climb."""
+    refers = settings.selection == "magnitude" and settings.reference != "none"
+    if settings.price and not frozen_base and not refers:
+        raise SettingError(
+            f"price = {settings.price} needs weights that a task can start from: an architecture "
+            "with base='frozen', or selection = 'magnitude' and reference = 'previous' or "
+            "'similar'."
+        )
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """The rung that a task stands on: its trained module, and what the store would keep of it."""
+
+    place: int
+    has_norms: bool
+    trainer: SubnetTrainer
+    subnet: Subnet
+    file_bytes: int
+
+    @property
+    def module(self) -> MagnitudeModule:
+        """What the next rung goes on from."""
+        assert isinstance(self.trainer.module, MagnitudeModule)
+        return self.trainer.module
+
+
+class LadderTrainer:
+    """One task climbing a ladder: epochs of one rung after the other, then `finish()`.
+
+    The first rung is always climbed. Scales and shifts that do not pay are left out; a difference
+    that does not pay ends the climb, since denser ones gain less for a byte.
+
+    - `rungs`: from the cheapest to the dearest.
+    - `make`: sets up the training of a rung, with own norms or without, from an earlier module.
+    - `price`: points of validation accuracy that a kilobyte must gain.
+    """
+
+    def __init__(
+        self,
+        core: MaskedCore,
+        task: Task,
+        rungs: tuple[Rung, ...],
+        make: MakeRung,
+        price: float,
+        reports: dict[str, SubnetReport],
+    ) -> None:
+        self.core, self.task, self.rungs, self.make = core, task, rungs, make
+        self.price, self.reports = price, reports
+        self.results: list[RungReport] = []
+        self.climbed: Climbed | None = None
+        self._entries, self._first_bytes = core.entry_numbers(), _file_bytes(core.store)
+        self._place: int | None = None
+        self._current: SubnetTrainer | None = None
+        self._begin(0)
+
+    @property
+    def rung(self) -> Rung | None:
+        """The rung that is being trained; None where the climb is over."""
+        return None if self._place is None else self.rungs[self._place]
+
+    @property
+    def training(self) -> Any:
+        """The training of the rung at work, or of the one that is kept."""
+        trainer = self._current or (None if self.climbed is None else self.climbed.trainer)
+        assert trainer is not None
+        return trainer.training
+
+    @property
+    def module(self) -> MagnitudeModule:
+        """What is being trained, or was trained and is kept."""
+        module = self.training.unwrapped
+        assert isinstance(module, MagnitudeModule)
+        return module
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs have been trained, on all rungs together."""
+        now = 0 if self._current is None else self._current.epochs_done
+        return sum(r.epochs for r in self.results) + now
+
+    @property
+    def finished(self) -> bool:
+        """Whether the climb is over, so that `finish()` is next."""
+        return self._current is None
+
+    def epoch(self) -> EpochReport:
+        """Train one epoch of the rung at work and validate; the last one decides on the rung."""
+        with self.core.turn.taken(self):
+            if self._current is None or self.rung is None:
+                raise TaskError(f"the climb of {self.task.name!r} is over; finish() is next.")
+            before, name = sum(r.epochs for r in self.results), self.rung.name
+            report = self._current.training.epoch()
+            if self._current.finished:
+                self._settle()
+            epochs = before + report.epochs
+            return replace(report, epoch=before + report.epoch, epochs=epochs, stage=name)
+
+    def finish(self) -> SubnetReport:
+        """Keep the rung that the task stands on: it is learned."""
+        with self.core.turn.taken(self, is_last=True):
+            if self._current is not None:
+                self._settle()
+                self._place = self._current = None
+            assert self.climbed is not None
+            self.core.check_entries(self._entries, self.task)
+            report = self.climbed.trainer.keep(self.climbed.subnet, 0.0)
+            place = max(i for i, r in enumerate(self.results) if r.taken)
+            before = sum(r.epochs for r in self.results[:place])
+            report = replace(
+                report,
+                best_epoch=before + self.results[place].best_epoch,
+                training_seconds=sum(r.seconds for r in self.results),
+                rungs=tuple(self.results),
+            )
+            self.reports[self.task.name] = report
+            return report
+
+    def _begin(self, place: int) -> None:
+        """Set up a rung from where the task stands."""
+        self.core.check_entries(self._entries, self.task)
+        rung, before = self.rungs[place], self.climbed
+        has_norms = rung.has_norms or (before is not None and before.has_norms)
+        module = None if before is None else before.module
+        self._place, self._current = place, self.make(rung, has_norms, module)
+
+    def _settle(self) -> None:
+        """Decide on the rung that was trained, and begin the next one or end the climb."""
+        assert self._current is not None and self._place is not None
+        trainer, place, rung = self._current, self._place, self.rungs[self._place]
+        subnet = self._candidate(trainer)
+        result = self._result(rung, trainer, subnet)
+        self.results.append(result)
+        if result.taken and subnet is not None:
+            has_norms = rung.has_norms or (self.climbed is not None and self.climbed.has_norms)
+            self.climbed = Climbed(place, has_norms, trainer, subnet, result.file_bytes)
+        self._place = self._current = None
+        ends = not result.taken and rung.density > 0
+        if not ends and place + 1 < len(self.rungs):
+            self._begin(place + 1)
+        if self.climbed is not None:
+            reason = f"{trainer.decision.reason}; {told(self.results)}"
+            kept = replace(self.climbed.subnet, decision=replace(trainer.decision, reason=reason))
+            self.climbed = replace(self.climbed, subnet=kept)
+
+    def _candidate(self, trainer: SubnetTrainer) -> Subnet | None:
+        """What the store would keep of a rung; None where that is nothing that can be used."""
+        try:
+            return result_of(trainer.candidate())[0]
+        except TaskError:
+            if self.climbed is None:
+                raise
+            return None
+
+    def _result(self, rung: Rung, trainer: SubnetTrainer, subnet: Subnet | None) -> RungReport:
+        progress, before = trainer.training.progress, self.climbed
+        accuracy, size = 0.0, 0 if before is None else before.file_bytes
+        if subnet is not None:
+            accuracy = subnet.valid_accuracy
+            size = _file_bytes(self.core.store, subnet) - self._first_bytes
+        gain, extra = 100 * accuracy, size
+        if before is not None:
+            gain = 100 * (accuracy - before.subnet.valid_accuracy)
+            extra = size - before.file_bytes
+        pays = gain > 0 and gain >= self.price * extra / 1000
+        return RungReport(
+            name=rung.name,
+            valid_accuracy=accuracy,
+            file_bytes=size,
+            gain=gain,
+            extra_bytes=extra,
+            taken=before is None or (subnet is not None and pays),
+            epochs=progress.epoch,
+            best_epoch=progress.best_epoch,
+            seconds=progress.seconds,
+        )
+
+    def state(self) -> State:
+        """Everything needed to go on with this trainer later, taken between two epochs."""
+        numbers: dict[str, Any] = {
+            "results": [asdict(r) for r in self.results],
+            "place": self._place,
+            "climbed": None,
+            "training": None,
+        }
+        tensors: dict[str, Tensor] = {}
+        if self._current is not None:
+            own, numbers["training"] = self._current.training.state()
+            tensors |= {f"rung.{n}": t for n, t in own.items()}
+        if self.climbed is not None:
+            numbers["climbed"] = self.climbed.place
+            numbers["has_norms"] = self.climbed.has_norms
+            state = self.climbed.module.state_dict()
+            tensors |= {f"climbed.{n}": t.detach().clone() for n, t in state.items()}
+        return tensors, numbers
+
+    def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a state of a trainer of the same task and the same store."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
+
+        self.results = [RungReport(**r) for r in numbers["results"]]
+        self.climbed = self._current = self._place = None
+        if numbers["climbed"] is not None:
+            self.climbed = self._climbed_again(part("climbed."), numbers)
+        if numbers["place"] is not None:
+            self._begin(numbers["place"])
+            assert self._current is not None
+            self._current.training.restore_(part("rung."), numbers["training"])
+
+    def _climbed_again(self, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Climbed:
+        """The rung that a task stood on, compressed anew from its trained module."""
+        place, has_norms = int(numbers["climbed"]), bool(numbers["has_norms"])
+        trainer = self.make(self.rungs[place], has_norms, None)
+        trainer.module.load_state_dict(state)
+        result = next(r for r in reversed(self.results) if r.taken)
+        subnet, _ = result_of(trainer.candidate())
+        reason = f"{trainer.decision.reason}; {told(self.results)}"
+        subnet = replace(subnet, decision=replace(trainer.decision, reason=reason))
+        return Climbed(place, has_norms, trainer, subnet, result.file_bytes)
+
+
+def told(results: list[RungReport]) -> str:
+    """What each rung gave, in a few words.
+
+    >>> told([RungReport("head", 0.9, 5000, 90.0, 5000, True, 2, 2, 1.0)])
+    'head 90.0 %'
+    """
+    first = results[0]
+    words = [f"{first.name} {100 * first.valid_accuracy:.1f} %"]
+    for result in results[1:]:
+        mark = "" if result.taken else ", no"
+        words.append(
+            f"{result.name} {result.gain:+.1f} for {result.extra_bytes / 1000:.1f} kB{mark}"
+        )
+    return "; ".join(words)
+
+
+def _file_bytes(store: SubnetStore, subnet: Subnet | None = None) -> int:
+    """The size of a store's file, with a further subnet where one is given."""
+    trial = copy.copy(store)
+    trial.subnets, trial.banks = dict(store.subnets), [copy.copy(b) for b in store.banks]
+    if trial.base is not None:  # embedded or not, it is the same for all
+        trial.base = replace(trial.base, embedded=False)
+    if subnet is not None:
+        trial.add_(subnet)
+    return encode(trial).ledger.file_bytes or 0

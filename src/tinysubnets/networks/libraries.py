@@ -1,0 +1,143 @@
+"""Networks of other libraries by name, and files of weights.
+
+timm and torchvision are extras: they are imported only when a network of theirs is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tinysubnets.errors import SettingError, unknown
+
+NESTED = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put weights
+
+
+def is_library(name: str) -> bool:
+    """Whether a name is one of a library's networks, such as "timm:resnet18"."""
+    return name.partition(":")[0] in LIBRARIES
+
+
+def builder(name: str) -> Callable[..., nn.Module]:
+    """The function that builds a library's network."""
+    library, _, network = name.partition(":")
+    return LIBRARIES[library](network)
+
+
+def _timm(network: str) -> Callable[..., nn.Module]:
+    def build(pretrained: bool = False, **settings: Any) -> nn.Module:
+        timm = _needed("timm")
+        if "/" not in network and not timm.is_model(network):  # else one of the Hub's
+            raise SettingError(unknown("network of timm", network, timm.list_models()))
+        net: nn.Module = timm.create_model(network, pretrained=pretrained, **settings)
+        return net
+
+    return build
+
+
+def _torchvision(network: str) -> Callable[..., nn.Module]:
+    def build(pretrained: bool = False, **settings: Any) -> nn.Module:
+        models = _needed("torchvision.models")
+        known = models.list_models()
+        if network not in known:
+            raise SettingError(unknown("network of torchvision", network, known))
+        if not pretrained:
+            net: nn.Module = models.get_model(network, weights=None, **settings)
+            return net
+        weights = models.get_model_weights(network).DEFAULT
+        net = models.get_model(network, weights=weights, **settings)
+        form = weights.transforms()
+        net.data_config = {  # type: ignore[assignment]
+            "input_size": (3, form.crop_size[0], form.crop_size[0]),
+            "mean": tuple(form.mean),
+            "std": tuple(form.std),
+        }
+        return net
+
+    return build
+
+
+LIBRARIES: dict[str, Callable[[str], Callable[..., nn.Module]]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+}
+
+
+def _needed(module: str) -> Any:
+    """A module of a library, or an error that says how to get it."""
+    library = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a build that does not fit that of torch fails in many ways
+        raise SettingError(
+            f"networks of {library} need it, and it cannot be imported here "
+            f"({type(error).__name__}: {error}): pip install 'tinysubnets[{library}]', in the "
+            "build that fits your torch."
+        ) from error
+
+
+# Files of weights.
+
+
+def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors in a file of weights, by name; no code in it is ever run."""
+    path = Path(file).expanduser()
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise SettingError(f"there is no file of weights {path}.") from None
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise SettingError(
+            f"{path} cannot be read as weights ({str(error).splitlines()[0][:200]}). Give a "
+            ".safetensors file, or what torch.save(net.state_dict(), …) writes."
+        ) from error
+    except Exception as error:  # safetensors has an error of its own, below no other
+        raise SettingError(f"{path} cannot be read as weights: {error}.") from error
+    for key in NESTED:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not found:
+        raise SettingError(f"{path} holds no tensors by name.")
+    tensors = {str(n): t for n, t in found.items() if isinstance(t, Tensor)}
+    if tensors and all(n.startswith("module.") for n in tensors):  # of several processes
+        tensors = {n.removeprefix("module."): t for n, t in tensors.items()}
+    return tensors
+
+
+def fill_(network: nn.Module, file: str | os.PathLike[str]) -> None:
+    """Put the weights of a file into a network: all but those of a head of another width."""
+    tensors = read_weights(file)
+    own = network.state_dict()
+    lacking = [n for n in own if n not in tensors and not n.endswith("num_batches_tracked")]
+    strange = [n for n in tensors if n not in own and not n.endswith("num_batches_tracked")]
+    other = [n for n, t in tensors.items() if n in own and own[n].shape != t.shape]
+    widths = {n for n in other if own[n].ndim and own[n].shape[1:] == tensors[n].shape[1:]}
+    wrong = [n for n in other if n not in widths]
+    # A head for other classes: the last matrix, and its bias.
+    if lacking or strange or wrong or len(widths) > 2:
+        parts = [
+            f"  {what}: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+            for what, names in (
+                ("only in the network", lacking),
+                ("only in the file", strange),
+                ("of other shapes", wrong or sorted(widths)),
+            )
+            if names
+        ]
+        raise SettingError(
+            f"the weights in {file} are not those of the network:\n" + "\n".join(parts)
+        )
+    fitting = {n: t for n, t in tensors.items() if n not in widths}
+    network.load_state_dict(fitting, strict=False)

@@ -1,0 +1,80 @@
+"""What reaches a network's head, computed once: where all before it is frozen, it never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.loader import DeviceLoader
+from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.task import Split, Task
+from tinysubnets.training.evaluate import EVAL_BATCH
+from tinysubnets.training.precision import arithmetic
+
+FEATURE_BYTES = 1 << 30  # of a task's training and validation samples; more are not kept
+
+
+def feature_task(
+    architecture: Architecture, tensors: Mapping[str, Tensor], task: Task, device: torch.device
+) -> Task | None:
+    """A task whose inputs are what the given one's are when they reach the head.
+
+    None where that cannot be kept: the head is called otherwise than once with one tensor, its
+    output is not the network's, or there is too much of it.
+
+    - `tensors`: all those of the network, on the device.
+    """
+    parts, left = [], FEATURE_BYTES
+    for split in (task.train, task.valid):
+        loader = DeviceLoader(split, task.normalization, device)
+        found = _features(architecture, tensors, loader, left)
+        if found is None:
+            return None
+        left -= found.numel() * found.element_size()
+        parts.append(Split(found, split.labels))
+    train, valid = parts
+    return replace(task, train=train, valid=valid, test=None, normalization=Normalization())
+
+
+@torch.no_grad()
+def _features(
+    architecture: Architecture, tensors: Mapping[str, Tensor], loader: DeviceLoader, most_bytes: int
+) -> Tensor | None:
+    """What reaches the head for each sample [samples, ...], on the CPU, in the data's order."""
+    calls: list[tuple[Any, Any, Any]] = []
+
+    def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls.append((args, kwargs, output))
+
+    found: list[Tensor] = []
+    head = architecture.code("eval").get_submodule(architecture.head)
+    handle = head.register_forward_hook(note, with_kwargs=True)
+    try:
+        for inputs, _ in loader.chunks(EVAL_BATCH):
+            calls.clear()
+            with arithmetic("float32", deterministic=True):
+                logits = architecture(tensors, inputs)
+            given = _only_input(calls, logits)
+            if given is None or len(given) != len(inputs):
+                return None
+            if given.numel() // len(given) * len(loader) * given.element_size() > most_bytes:
+                return None
+            found.append(given.cpu())
+    finally:
+        handle.remove()
+    return torch.cat(found)
+
+
+def _only_input(calls: list[tuple[Any, Any, Any]], logits: Tensor) -> Tensor | None:
+    """The one tensor that the head was called with, if its output is the network's own."""
+    if len(calls) != 1:
+        return None
+    args, kwargs, output = calls[0]
+    if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or output is not logits:
+        return None
+    return args[0] if args[0].is_floating_point() else None

@@ -1,0 +1,274 @@
+"""The ladder: a task pays only for what gains, whatever interrupts it, and nothing is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from test_base import TRAINING, data, fresh, learner, points, pretrained
+from test_difference import net as norm_net
+from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.method.ladder import LadderTrainer, RungReport, told
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.method.settings import parse_rungs
+from tinysubnets.model.subnet import NO_BANK
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks import loader
+from tinysubnets.tasks.task import Task
+from tinysubnets.training import features
+
+RUNGS = ("head", "norms", "2%", "10%")
+LADDER: dict[str, Any] = {"price": 1e-6, "rungs": RUNGS, "training": TRAINING | {"lr": 0.05}}
+
+
+def far(number: int) -> Task:
+    """A task that the base's features are of little use for: the sign of a product."""
+    inputs = np.random.default_rng(number).normal(size=(240, 12)).astype(np.float32)
+    labels = (inputs[:, 0] * inputs[:, 1] > 0).astype(int)
+    return Task.from_arrays(f"far {number}", inputs, labels, valid=0.3)
+
+
+def climb(one: TinySubNets, task: Task) -> LadderTrainer:
+    trainer = one.begin(task)
+    assert isinstance(trainer, LadderTrainer)
+    return trainer
+
+
+def test_a_rung_is_climbed_where_it_gains_what_its_bytes_cost() -> None:
+    one = learner(**LADDER)
+    report = one.learn(points(5))
+    first, *others = report.rungs
+    assert first.name == "head" and first.taken and first.gain == 100 * first.valid_accuracy
+    last = first
+    for rung in others:
+        assert rung.gain == pytest.approx(100 * (rung.valid_accuracy - last.valid_accuracy))
+        assert rung.extra_bytes == rung.file_bytes - last.file_bytes
+        pays = rung.gain > 0 and rung.gain >= 1e-6 * rung.extra_bytes / 1000
+        assert rung.taken == pays
+        last = rung if rung.taken else last
+    assert last is not first  # something paid at this price
+    assert report.valid_accuracy == last.valid_accuracy
+    assert one.store.evaluate("t5", points(5)).accuracy == pytest.approx(last.valid_accuracy)
+    decision = one.store.subnet("t5").decision
+    assert decision is not None and told(list(report.rungs)) in decision.reason
+
+
+def test_what_a_rung_costs_is_what_the_file_grows_by(tmp_path: Path) -> None:
+    one = learner(**LADDER)
+    one.learn(points(0))
+    before = one.ledger().file_bytes
+    report = one.learn(points(1))
+    kept = [r for r in report.rungs if r.taken][-1]
+    grown = (one.ledger().file_bytes or 0) - (before or 0)
+    # The words about it, and what it is recognized by without its name, are not weighed.
+    other = len(one.store.subnet("t1").decision.reason)  # type: ignore[union-attr]
+    other += round(one.ledger().tasks["t1"].routing) // 8 + 64
+    assert 0 <= grown - kept.file_bytes <= other
+
+
+def test_a_high_price_stops_at_the_head_and_none_switches_the_ladder_off() -> None:
+    dear = learner(**LADDER | {"price": 1e6})
+    report = dear.learn(points(0))
+    assert [r.taken for r in report.rungs] == [True, False, False]  # then it does not go on
+    assert report.density == 0 and set(dear.store.subnet("t0").task_params) == {
+        "fc.weight",
+        "fc.bias",
+    }
+    off = learner(**LADDER | {"price": 0.0})
+    assert not off.learn(points(0)).rungs and off.store.density("t0") > 0
+    standard = TinySubNets(Architecture(pretrained(), base="frozen"), device="cpu")
+    assert isinstance(standard.begin(points(0)), LadderTrainer)
+
+
+@pytest.mark.parametrize("number", [1, 2])  # one climbs all rungs, one leaves norms out
+def test_a_ladder_goes_on_from_its_state_in_the_middle_of_any_rung(number: int) -> None:
+    def run(stop: int | None) -> tuple[bytes, Any]:
+        one = learner(**LADDER | {"difference_lr": 0.05})
+        one.learn(points(1))
+        trainer = climb(one, far(number))
+        count = 0
+        while not trainer.finished:
+            trainer.epoch()
+            count += 1
+            if count == stop:
+                tensors, numbers = trainer.state()
+                one = learner(**LADDER | {"difference_lr": 0.05})
+                one.learn(points(1))
+                trainer = climb(one, far(number))
+                trainer.restore_({n: t.clone() for n, t in tensors.items()}, numbers)
+                assert trainer.epochs_done == count
+        report = trainer.finish()
+        same = [(r.name, r.valid_accuracy, r.file_bytes, r.taken) for r in report.rungs]
+        return data(one.store), (same, count, report.best_epoch)
+
+    expected, told_of = run(None)
+    assert sum(r[3] for r in told_of[0]) > 1  # several rungs were climbed
+    for stop in {1, 3, told_of[1] - 1, told_of[1]}:
+        assert run(stop) == (expected, told_of)
+
+
+def test_epochs_are_counted_over_all_rungs() -> None:
+    one = learner(**LADDER)
+    trainer = climb(one, points(0))
+    reports = []
+    while not trainer.finished:
+        assert trainer.epochs_done == len(reports)
+        reports.append(trainer.epoch())
+    assert [r.epoch for r in reports] == list(range(1, len(reports) + 1))
+    assert [r.epochs for r in reports[:4]] == [2, 2, 4, 4]
+    assert [r.stage for r in reports[:4]] == ["head", "head", "norms", "norms"]
+    with pytest.raises(TaskError, match="over"):
+        trainer.epoch()
+    trainer.finish()
+
+
+def test_a_climb_can_be_ended_early() -> None:
+    one = learner(**LADDER)
+    trainer = climb(one, points(0))
+    trainer.epoch()
+    report = trainer.finish()
+    assert [r.name for r in report.rungs] == ["head"] and one.tasks == ("t0",)
+
+
+def test_nothing_is_forgotten_and_a_file_goes_on_as_if_live(tmp_path: Path) -> None:
+    live = learner(**LADDER)
+    live.learn(points(0))
+    logits = live.logits("t0", points(0).valid.inputs())
+    live.save(tmp_path)
+    resumed = TinySubNets.resume(tmp_path, pretrained(), device="cpu")
+    for one in (live, resumed):
+        for number in (1, 2):
+            one.learn(points(number))
+    assert torch.equal(live.logits("t0", points(0).valid.inputs()), logits)
+    assert data(live.store) == data(resumed.store)
+    other = learner(**LADDER)
+    other.restore_(*live.state())
+    assert other.reports == live.reports
+
+
+def test_a_store_that_changed_meanwhile_is_refused() -> None:
+    one = learner(**LADDER)
+    trainer = climb(one, points(0))
+    one.learn(points(1))
+    with pytest.raises(TaskError, match="has changed"):
+        while not trainer.finished:
+            trainer.epoch()
+    trainer = climb(one, points(0))
+    trainer.epoch()
+    one.learn(points(2))
+    with pytest.raises(TaskError, match="has changed"):
+        trainer.finish()
+
+
+def test_without_a_base_a_task_climbs_over_an_earlier_one() -> None:
+    chosen = {"selection": "magnitude", "reference": "previous", "bits": 2, "first_density": 0.5}
+    chosen |= {"price": 1e-6, "rungs": RUNGS, "post_pruning": False}
+    one = TinySubNets(Architecture(norm_net()), training=TRAINING, device="cpu", **chosen)
+    first = one.learn(points(0))
+    assert not first.rungs and first.density > 0.3
+    logits = one.logits("t0", points(0).valid.inputs())
+    second = one.learn(points(1))
+    assert [r.name for r in second.rungs][:2] == ["norms", "2%"]
+    assert second.bank == NO_BANK and one.store.subnet("t1").reference == 0
+    assert torch.equal(one.logits("t0", points(0).valid.inputs()), logits)
+    if not second.density:
+        assert torch.equal(one.store.weights("t0"), one.store.weights("t1"))
+
+
+@pytest.mark.parametrize("price", [0.5, 1.0])
+def test_a_price_needs_something_to_start_from(price: float) -> None:
+    with pytest.raises(SettingError, match="base='frozen'"):
+        TinySubNets(Architecture(fresh()), price=price, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "rungs", [(), ("2%", "1%"), ("norms", "head"), ("head", "head"), ("foot",), ("200%",), ("0%",)]
+)
+def test_rungs_that_do_not_rise_are_refused(rungs: tuple[str, ...]) -> None:
+    with pytest.raises(SettingError, match="rungs"):
+        parse_rungs(rungs)
+    with pytest.raises(SettingError, match="price"):
+        learner(price=-1.0)
+    with pytest.raises(SettingError, match="difference_lr"):
+        learner(difference_lr=0.0)
+
+
+def test_the_words_about_rungs() -> None:
+    rungs = [
+        RungReport("head", 0.9, 5000, 90.0, 5000, True, 2, 1, 1.0),
+        RungReport("norms", 0.91, 6000, 1.0, 1000, True, 2, 1, 1.0),
+        RungReport("2%", 0.912, 9000, 0.2, 3000, False, 2, 1, 1.0),
+    ]
+    assert told(rungs) == "head 90.0 %; norms +1.0 for 1.0 kB; 2% +0.2 for 3.0 kB, no"
+
+
+# What reaches the head is computed once.
+
+
+def inputs_of(one: TinySubNets, task: Task) -> tuple[int, ...]:
+    """The shape of what the first rung is trained on."""
+    sample = climb(one, task).training.task.train.inputs(slice(0, 1))
+    return tuple(sample.shape[1:])
+
+
+def test_a_head_is_trained_on_features() -> None:
+    assert inputs_of(learner(**LADDER), points(0)) == (16,)
+
+
+def test_features_of_streamed_data_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracies = []
+    for limit in (loader.RESIDENT_BYTES, 0):
+        monkeypatch.setattr(
+            loader.DeviceLoader.__init__, "__kwdefaults__", {"resident_bytes": limit}
+        )
+        one = learner(**LADDER)
+        one.learn(points(0))
+        accuracies.append((one.store.digest("t0"), one.reports["t0"].valid_accuracy))
+    assert accuracies[0] == accuracies[1]
+
+
+def test_features_are_not_kept_where_they_change_or_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(features, "FEATURE_BYTES", 100)
+    assert inputs_of(learner(**LADDER), points(0)) == (12,)
+
+
+def test_images_that_are_augmented_pass_the_whole_network() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    net.add_module("fc", nn.Linear(4 * 16, 3))
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (60, 1, 6, 6), dtype=np.uint8)
+    task = Task.from_arrays("a", images, np.arange(60) % 3)
+    training = TRAINING | {"augmentation": {"flip": True}}
+    one = learner(net, **LADDER | {"training": training})
+    assert inputs_of(one, task) == (1, 6, 6)
+    one.learn(task)
+    tensors = one.store.tensors("a")
+    base = one.store.base
+    assert base is not None and base.values is not None
+    stats = one.architecture.running_stats
+    assert all(torch.equal(tensors[n], base.values[n]) for n in stats)
+
+
+class Scaled(nn.Module):
+    """A network that changes what its head gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(12, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.fc(self.body(x).relu())
+
+
+def test_a_head_that_is_not_the_end_passes_the_whole_network() -> None:
+    one = learner(Scaled(), **LADDER)
+    assert inputs_of(one, points(0)) == (12,)
+    report = one.learn(points(0))
+    assert report.rungs and one.store.base is not None

