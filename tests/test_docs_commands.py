@@ -55,10 +55,11 @@ def shortened(words: list[str]) -> list[str]:
 def prepare(folder: Path) -> None:
     """The files that the pages speak of: pictures, arrays and a recipe."""
     rng = np.random.default_rng(0)
-    for place in ("birds/wren", "birds/crow", "digits/nought", "digits/one"):
+    for kind, place in enumerate(("birds/wren", "birds/crow", "digits/nought", "digits/one")):
         (folder / "photos" / place).mkdir(parents=True)
         for number in range(12):
-            pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+            pixels = rng.integers(0, 128, (8, 8), dtype=np.uint8)
+            pixels[:, :4] += np.uint8(127 * (kind % 2))  # something to learn
             Image.fromarray(pixels).save(folder / "photos" / place / f"{number}.png")
     images = rng.integers(0, 256, (24, 1, 8, 8), dtype=np.uint8)
     np.savez(folder / "leaves.npz", inputs=images, labels=np.arange(24) % 2)

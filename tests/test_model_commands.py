@@ -347,8 +347,9 @@ def test_learn_adds_a_task_from_a_folder_of_images(
     assert after.density("again") < 0.15 < after.density("left")
     assert after.subnet("again").classes == ("bright", "dark")
     grown = (model / artifact.FILE_NAME).stat().st_size - size
-    assert f"(+{grown:,})" in text and "validation accuracy" in text and "epoch 1/1" in text
-    assert "54 training and 6 validation samples of 1x8x8, 2 classes" in text
+    assert f"(+{grown:,})" in text and "drawn from the training data" in text
+    assert "epoch 1/1" in text and "one of these is worth 17 points" in text
+    assert "54 training, 6 validation samples of 1x8x8, 2 classes" in text
     assert main([*command[:5], "nowhere"]) == 2  # the name is looked at before the data
     assert "has been learned already" in capsys.readouterr().err
     assert main([*command[:3], "third", *command[4:], "--set", "training.wisdom=1"]) == 2

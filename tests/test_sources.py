@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 
 from nets import data, learner
-from tinysubnets.errors import DataError, TaskError
+from tinysubnets.errors import DataError, FewSamplesWarning, TaskError
 from tinysubnets.tasks.task import Task
 
 Image = pytest.importorskip("PIL.Image")
@@ -223,6 +223,7 @@ def write(folder: Path, *classes: str, sizes: tuple[int, int] = (8, 8), count: i
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
 
+@pytest.mark.filterwarnings("ignore::tinysubnets.errors.FewSamplesWarning")
 def test_a_task_is_read_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
     plain = tmp_path / "plain"
@@ -249,3 +250,14 @@ def test_a_task_is_read_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     write(parts / "test", "emu", count=1)
     with pytest.raises(TaskError, match=r"test labels \['emu'\] do not occur in training"):
         Task.from_folder("pets", parts)
+
+
+def test_few_images_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "few", "cat", "dog", count=8)
+    with pytest.warns(FewSamplesWarning, match=r'14 training and 2 .*kept_epoch="auto", min_valid'):
+        Task.from_folder("pets", tmp_path / "few")
+    write(tmp_path / "many" / "train", "cat", "dog", count=2)
+    write(tmp_path / "many" / "val", "cat", "dog", count=30)
+    write(tmp_path / "many" / "test", "cat", "dog", count=1)
+    assert len(Task.from_folder("pets", tmp_path / "many").valid) == 60  # and no warning

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what a type checker sees; tests compare it with the table b
     from tinysubnets.errors import ConflictError as ConflictError
     from tinysubnets.errors import DamageError as DamageError
     from tinysubnets.errors import DataError as DataError
+    from tinysubnets.errors import FewSamplesWarning as FewSamplesWarning
     from tinysubnets.errors import FormatError as FormatError
     from tinysubnets.errors import MismatchError as MismatchError
     from tinysubnets.errors import RunError as RunError
@@ -53,8 +54,8 @@ if TYPE_CHECKING:  # what a type checker sees; tests compare it with the table b
 # module -> the public names that live there
 _PUBLIC = {
     "errors": "ArchitectureError ArtifactError CapacityError CapacityWarning ConflictError "
-    "DamageError DataError FormatError MismatchError RunError SettingError TaskError "
-    "TinySubNetsError",
+    "DamageError DataError FewSamplesWarning FormatError MismatchError RunError SettingError "
+    "TaskError TinySubNetsError",
     "experiments.recipe": "Plan Recipe",
     "experiments.run": "Experiment",
     "experiments.run_dir": "RunDir",

@@ -11,7 +11,17 @@ import sys
 from collections.abc import Sequence
 
 from tinysubnets import __version__
-from tinysubnets.commands import compare, demo, model, report, run, search, serve, settings
+from tinysubnets.commands import (
+    compare,
+    demo,
+    learn,
+    model,
+    report,
+    run,
+    search,
+    serve,
+    settings,
+)
 from tinysubnets.errors import ArtifactError, TinySubNetsError, unknown
 from tinysubnets.text import for_terminal
 
@@ -69,6 +79,6 @@ def _built() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     made.add_argument("--version", action="version", version=f"tinysubnets {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (demo, run, settings, compare, search, model, serve, report):
+    for module in (demo, run, settings, compare, search, model, learn, serve, report):
         module.add_parsers(commands)
     return made, list(commands.choices)

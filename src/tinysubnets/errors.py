@@ -13,7 +13,8 @@
         ├── MismatchError   the network given does not match the recorded one
         └── ConflictError   saving would overwrite a model this store did not come from
 
-`CapacityWarning` is the one warning: it says, once, that a bank has run out of free weights.
+There are two warnings: `CapacityWarning` says, once, that a bank has run out of free weights,
+`FewSamplesWarning` that a folder holds too few images to choose anything by.
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ class ConflictError(ArtifactError):
 
 class CapacityWarning(UserWarning):
     """A bank has no free weights left; learning goes on by mask alone."""
+
+
+class FewSamplesWarning(UserWarning):
+    """A task has too few validation samples to choose an epoch by, or weights to prune."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

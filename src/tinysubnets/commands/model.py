@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.errors import ArtifactError, MismatchError, SettingError, unknown
+from tinysubnets.errors import ArtifactError, MismatchError, SettingError
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.text import for_terminal
 
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from tinysubnets.datasets.user_files import Part
     from tinysubnets.format.onnx import Exported
-    from tinysubnets.method.base import Learner, TaskTrainer
     from tinysubnets.model.removal import Removal
     from tinysubnets.model.store import SubnetStore
-    from tinysubnets.tasks.task import Task
+    from tinysubnets.model.subnet import Subnet
 
 
 CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
-BAR_WIDTH = 24
 LINE_END = "\n"
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
@@ -108,7 +107,6 @@ def add_parsers(subparsers: Any) -> None:
     damage = "check everything in a model file; exit status 1 on damage"
     add_net(command(subparsers, "verify", damage, _verify))
     _add_predict(subparsers)
-    _add_learn(subparsers)
     _add_rename(subparsers)
     _add_remove(subparsers)
     _add_export(subparsers)
@@ -133,47 +131,6 @@ def _add_predict(subparsers: Any) -> None:
     predict.add_argument("--top", type=int, default=1, metavar="N", help="classes to show")
     predict.add_argument("--json", action="store_true", help="print plain data instead of a table")
     add_net(predict)
-
-
-def _add_learn(subparsers: Any) -> None:
-    text = "add one more task to a model; with --base, begin a new one over a pretrained network"
-    learn = command(subparsers, "learn", text, _learn)
-    add_task(learn)
-    learn.add_argument(
-        "--data", required=True, metavar="FOLDER", help="a folder of images per class, or an .npz"
-    )
-    learn.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="assignments",
-        metavar="KEY=VALUE",
-        help="another value of a setting, as epochs=5 or density=0.2; may be repeated",
-    )
-    learn.add_argument(
-        "--replace",
-        action="store_true",
-        help="learn a task of the model anew, and keep the new version if it is better on --data",
-    )
-    learn.add_argument(
-        "--isolated",
-        action="store_true",
-        help="give the task a bank for itself, so that it can be removed exactly at any time",
-    )
-    learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    learn.add_argument(
-        "--size",
-        type=int,
-        metavar="PIXELS",
-        help="the side that images are brought to (default: as earlier tasks, or as the base says)",
-    )
-    learn.add_argument("--head", metavar="NAME", help="of a new model: the network's last layer")
-    learn.add_argument(
-        "--embed-base",
-        action="store_true",
-        help="put the base's weights into the model, so that it can be used without them",
-    )
-    add_net(learn)
 
 
 def _add_rename(subparsers: Any) -> None:
@@ -361,189 +318,17 @@ def _read_inputs(
     return read_files(files, subnets[0])
 
 
-def _learn(options: argparse.Namespace) -> int:
-    from tinysubnets.format import model_path
-    from tinysubnets.method.base import check_name
-    from tinysubnets.method.learner import TinySubNets
-
-    is_new = not model_path(options.model).exists() and options.base is not None
-    learner = _new_learner(options) if is_new else _resumed(options)
-    store = learner.store
-    if store is None:
-        raise MismatchError(
-            f"this model was made by {learner.name}, a baseline with one dense network; `tsn "
-            "learn` adds tasks to models of subnets. From Python its learner goes on by "
-            "resume(folder)."
-        )
-    # All before data are decoded and anything is learned in vain.
-    if options.replace:
-        store.subnet(options.task)
-    else:
-        check_name(options.task, learner.tasks)
-    isolated = options.isolated or (options.replace and store.subnet(options.task).isolated)
-    if isolated and not isinstance(learner, TinySubNets):
-        raise MismatchError(f"--isolated: {learner.name} keeps all tasks in the same banks.")
-    if options.embed_base:
-        store.embed_base_()
-    if is_new:
-        store.reserve(options.model)
-    file = _writable(options.model)
-    before = file.stat().st_size if file.exists() else 0
-    task = _read_task(options, store, learner.settings.seed)
-    shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
-    print(
-        f"{for_terminal(task.name)}: {len(task.train)} training and {len(task.valid)} validation "
-        f"samples of {shape}, {task.num_classes} classes"
-    )
-    if options.replace:
-        kept = _replace(learner, store, task, isolated)
-    else:
-        _train(learner, task, isolated)
-        kept = True
-    if not kept:
-        print(f"{file}: as it was")
-        return 0
-    path = _save(store, file)
-    after = path.stat().st_size
-    show_report(learner.reports[task.name])
-    print(f"{path}: {before:,} -> {after:,} bytes (+{after - before:,})")
-    return 0
-
-
-def _resumed(options: argparse.Namespace) -> Learner:
-    """The learner of the model that the command line names."""
-    from tinysubnets.experiments import methods
-
-    if options.head is not None:
-        raise SettingError("--head is for a new model; this one has its head.")
-    overrides = [_placed(a, str(methods.made_by(options.model))) for a in options.assignments]
-    return methods.resume(
-        options.model,
-        own_network(options),
-        device=options.device,
-        overrides=overrides,
-        base=given_base(options),
-    )
-
-
-def _new_learner(options: argparse.Namespace) -> Learner:
-    """A learner that begins a model over the base that the command line names."""
-    from torch import nn
-
-    from tinysubnets import config, networks
-    from tinysubnets.method.learner import TinySubNets
-    from tinysubnets.nn.architecture import Architecture
-
-    if options.replace:
-        raise SettingError(f"--replace: there is no model at {options.model} yet.")
-    base = given_base(options)
-    if not isinstance(base, nn.Module):
-        if options.net is None:
-            raise SettingError(
-                f"--base {options.base} is a file of weights; say which network they are for: "
-                f"--base NAME --weights {options.base}."
-            )
-        base = networks.pretrained(options.net, options.base)
-    architecture = Architecture(base, options.head, base="frozen")
-    tables = config.override({}, [_placed(a, TinySubNets.name) for a in options.assignments])
-    if strange := sorted(tables.keys() - {TinySubNets.name, "training", "pruning"}):
-        known = (TinySubNets.name, "training", "pruning")
-        raise SettingError(unknown("table of settings", strange[0], known))
-    learner = TinySubNets(
-        architecture,
-        training=tables.get("training"),
-        pruning=tables.get("pruning"),
-        device=options.device,
-        **tables.get(TinySubNets.name, {}),
-    )
-    known_base, expected = learner.store.base, architecture.expected_inputs
-    assert known_base is not None
-    print(
-        f"a new model over {for_terminal(known_base.name)}: {architecture.num_shared:,} shared "
-        f"weights, SHA-256 {known_base.sha256[:16]}…; head {architecture.head!r}"
-        + (f"; trained on {expected}" if expected is not None else "")
-    )
-    return learner
-
-
-def _read_task(options: argparse.Namespace, store: SubnetStore, seed: int) -> Task:
-    """The task in the data that the command line names, in the form of earlier ones or the base's.
-
-    Over a base all tasks are normalized alike: as the base was trained, or as the first task.
-    """
-    import torch
-
-    from tinysubnets.datasets.user_files import read_task
-    from tinysubnets.model.subnet import Sample
-
-    samples = [s.sample for s in store.subnets.values()]
-    if options.replace:
-        samples.append(store.subnet(options.task).sample)
-    expected, normalization = store.architecture.expected_inputs, None
-    if store.settings.get("base") == "frozen":
-        learned = next(iter(store.subnets.values()), None)
-        normalization = None if learned is None else learned.normalization
-        if normalization is None and expected is not None:
-            normalization = expected.normalization
-    is_folder = Path(options.data).suffix != ".npz"
-    if options.size is not None and not is_folder:
-        raise SettingError("--size is for folders of images; arrays are taken as they are.")
-    if options.size is not None and options.size < 1:
-        raise SettingError(f"--size {options.size}: give a number of pixels, at least 1.")
-    known = [s for s in samples if s is not None and len(s.shape) == 3]
-    channels = known[-1].shape[0] if known else 3 if expected is None else expected.channels
-    size = options.size
-    if size is None and not known and expected is not None:
-        size = expected.size
-    if size is not None and is_folder:
-        samples.append(Sample(torch.uint8, (channels, size, size)))
-    return read_task(options.task, options.data, samples, seed, normalization)
-
-
-def _replace(learner: Learner, store: SubnetStore, task: Task, isolated: bool) -> bool:
-    """Learn a task's new version beside the old one, and keep the better; whether it is the new.
-
-    Both are measured on the new validation data by the classes' own labels.
-    """
-    import numpy as np
-
-    from tinysubnets.errors import TaskError
-    from tinysubnets.tasks.checks import MAX_NAME
-
-    old = f"{task.name[: MAX_NAME // 2]} (before)"
-    while old in store.tasks:
-        old += "'"
-    store.rename(task.name, old)
-    _train(learner, task, isolated)
-    inputs = task.valid.inputs()
-    labels = np.array(task.classes)[task.valid.labels.numpy()]
-    accuracies = []
-    for name in (old, task.name):
-        try:
-            right = store.predict(name, inputs).astype(str) == labels.astype(str)
-        except TaskError:
-            right = np.zeros(1)  # the old version cannot take such inputs
-        accuracies.append(float(right.mean()))
-    before, after = accuracies
-    print(f"on the new validation data: {100 * before:.2f} % before, {100 * after:.2f} % now")
-    if after <= before:
-        print("the new version is not better, so the old one stays")
-        return False
-    print(_told(store.remove(old), f"the old version of {for_terminal(task.name)!r}"))
-    return True
-
-
 def _rename(options: argparse.Namespace) -> int:
-    file = _writable(options.model)
+    file = writable(options.model)
     store = _loaded(options)
     store.rename(options.old, options.new)
     old, new = for_terminal(options.old), for_terminal(options.new)
-    print(f"{_save(store, file)}: {old!r} is now called {new!r}")
+    print(f"{saved(store, file.parent)}: {old!r} is now called {new!r}")
     return 0
 
 
 def _remove(options: argparse.Namespace) -> int:
-    file = _writable(options.model)
+    file = writable(options.model)
     before = file.stat().st_size
     store = _loaded(options)
     later = store.learned_beside(options.task) if options.exact else ()
@@ -553,13 +338,13 @@ def _remove(options: argparse.Namespace) -> int:
         if not options.yes and not _agreed(len(later)):
             raise SettingError("nothing was removed; give --yes to remove them too.")
     removal = store.remove(options.task, exact=options.exact)
-    after = _save(store, file).stat().st_size
-    print(_told(removal, ", ".join(repr(for_terminal(n)) for n in removal.names)))
+    after = saved(store, file.parent).stat().st_size
+    print(told(removal, ", ".join(repr(for_terminal(n)) for n in removal.names)))
     print(f"{file}: {before:,} -> {after:,} bytes")
     return 0
 
 
-def _told(removal: Removal, what: str) -> str:
+def told(removal: Removal, what: str) -> str:
     """What a removal did, in words."""
     text = f"{what} removed; {removal.freed:,} of its own weights are free again"
     if removal.kept:
@@ -595,7 +380,7 @@ def _apply(options: argparse.Namespace) -> int:
     if options.out is not None:
         given = Path(options.out)
         out = given if given.suffix == ".safetensors" else given / FILE_NAME
-    old = model_path(options.model) if out is not None else _writable(options.model)
+    old = model_path(options.model) if out is not None else writable(options.model)
     is_new = patch_file(old, Path(options.patch), out, own_network(options))
     place = out or old
     told = "the new model" if is_new else "is that model already"
@@ -603,7 +388,7 @@ def _apply(options: argparse.Namespace) -> int:
     return 0
 
 
-def _writable(model: str) -> Path:
+def writable(model: str) -> Path:
     """The model file, in a folder that can be written to."""
     from tinysubnets.format import model_path
 
@@ -613,64 +398,14 @@ def _writable(model: str) -> Path:
     return file
 
 
-def _save(store: SubnetStore, file: Path) -> Path:
+def saved(store: SubnetStore, folder: Path, *, with_backup: bool = False) -> Path:
+    """Save a store in a folder; an error of the disk says that the model is as it was."""
     try:
-        return store.save(file.parent)
+        return store.save(folder, with_backup=with_backup)
     except OSError as error:
         raise ArtifactError(
             f"the model was not saved, the old one is as it was: {error.strerror}."
         ) from error
-
-
-def _placed(assignment: str, method: str) -> str:
-    """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`."""
-    from dataclasses import fields
-
-    from tinysubnets.experiments import methods
-    from tinysubnets.method.pruning import PruningSettings
-    from tinysubnets.model.routing import RoutingSettings
-    from tinysubnets.training.settings import TrainingSettings
-
-    key = assignment.partition("=")[0].strip()
-    if "." in key or "=" not in assignment:
-        return assignment
-    classes: dict[str, Any] = {
-        method: methods.settings_class(method),
-        "training": TrainingSettings,
-        "pruning": PruningSettings,
-        "routing": RoutingSettings,
-    }
-    tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
-    if key not in tables:
-        raise SettingError(unknown("setting", key, tables))
-    return f"{tables[key]}.{assignment}"
-
-
-def _train(learner: Learner, task: Task, isolated: bool) -> None:
-    """Learn a task with a line of progress: on a terminal in place, elsewhere one now and then."""
-    from tinysubnets.method.learner import TinySubNets
-
-    trainer: TaskTrainer
-    if isolated and isinstance(learner, TinySubNets):
-        trainer = learner.begin(task, isolated=True)
-    else:
-        trainer = learner.begin(task)
-    live = sys.stdout.isatty()
-    while not trainer.finished:
-        report = trainer.epoch()
-        text = (
-            f"{report.stage + '  ' if report.stage else ''}"
-            f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
-            f"valid {100 * report.valid_accuracy:.2f} %"
-        )
-        if live:
-            done = "━" * round(BAR_WIDTH * report.epoch / report.epochs)
-            print(f"\r{done:<{BAR_WIDTH}}  {text}", end="", flush=True)
-        elif report.epoch == report.epochs or report.epoch % 10 == 0:
-            print(text, flush=True)
-    if live:
-        print()
-    trainer.finish()
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -694,20 +429,24 @@ def _export(options: argparse.Namespace) -> int:
         options.task,
         options.out,
         packed=not options.plain,
-        int8=data[0][:CALIBRATION] if options.int8 and data is not None else None,
+        int8=data[1].inputs[:CALIBRATION] if options.int8 and data is not None else None,
     )
     print(f"{done.path}: {done.file_bytes:,} bytes (float32 weights: {done.plain_bytes:,})")
     if (sample := store.subnet(options.task).sample) is not None:
         kind = str(sample.dtype).removeprefix("torch.")
         print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
-    if data is not None and (strange := _strange(data[1], store.subnet(options.task).classes)):
-        print(f"accuracy on --data not measured: {for_terminal(strange)}")
-    elif data is not None:
-        exported = export.onnx_accuracy(done.path, *data)
-        live = float((store.predict(options.task, data[0]) == data[1]).mean())
-        print(f"accuracy on --data: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
-        if options.int8:
-            print(_int8_card(store, options.task, done, data))
+    if data is None:
+        return 0
+    part = data[0]
+    where = f"the {len(part)} samples of {options.data}, part {part.name or 'all'}"
+    if strange := _strange(part.labels, store.subnet(options.task).classes):
+        print(f"accuracy on {where} not measured: {for_terminal(strange)}")
+        return 0
+    exported = export.onnx_accuracy(done.path, part.inputs, part.labels)
+    live = store.evaluate(options.task, part.inputs, part.labels).accuracy
+    print(f"accuracy on {where}: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
+    if options.int8:
+        print(_int8_card(store, options.task, done, data))
     return 0
 
 
@@ -732,18 +471,19 @@ def _export_all(store: SubnetStore, options: argparse.Namespace) -> int:
     return 0
 
 
-def _int8_card(
-    store: SubnetStore, task: str, done: Exported, data: tuple[np.ndarray, np.ndarray]
-) -> str:
+def _int8_card(store: SubnetStore, task: str, done: Exported, data: tuple[Part, Part]) -> str:
     """Measure int8 beside float32, and write the table beside the exported file."""
     import tempfile
 
     from tinysubnets.files import atomic_write
     from tinysubnets.format import onnx as export
 
-    inputs, labels = data
+    part, calibration = data
+    inputs, labels = part.inputs, part.labels
     about = f"the {len(inputs)} samples of --data, by which ranges were calibrated as well"
-    if len(inputs) >= 2 * CALIBRATION:
+    if part is not calibration:
+        about = f"the {len(inputs)} samples of {part.name} that nothing was calibrated with"
+    elif len(inputs) >= 2 * CALIBRATION:
         inputs, labels = inputs[CALIBRATION:], labels[CALIBRATION:]
         about = f"{len(inputs)} samples of --data that nothing was calibrated with"
     with tempfile.TemporaryDirectory() as folder:
@@ -754,21 +494,33 @@ def _int8_card(
     return f"{card.partition(LINE_END * 2)[2].rstrip()}{LINE_END}written to {place}"
 
 
-def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Raw inputs and labels, mixed so that the first ones are of all classes."""
-    import numpy as np
+def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[Part, Part]:
+    """What an exported task is measured on, and what it is calibrated with; each of them mixed.
 
-    from tinysubnets.datasets.user_files import check_raw, read_labeled
+    Measured are the test data where there are some; else both are all data.
+    """
+    from tinysubnets.datasets.user_files import read_parts
 
     subnet = store.subnet(options.task)
-    inputs, labels = read_labeled(options.data, subnet.sample, options.task)
-    check_raw(options.data, inputs, subnet)
+    parts = read_parts(options.data, subnet.sample, options.task)
+    measured = _mixed(parts.get("test", parts["train"]), subnet, options.data)
+    return measured, _mixed(parts["train"], subnet, options.data) if "test" in parts else measured
+
+
+def _mixed(part: Part, subnet: Subnet, data: str) -> Part:
+    """Raw inputs and the task's own labels, in an order that has all classes among the first."""
+    import numpy as np
+
+    from tinysubnets.datasets.user_files import Part, check_raw
+
+    check_raw(data, part.inputs, subnet)
+    labels = part.labels
     if isinstance(subnet.classes[0], int):
         own = {str(c): c for c in subnet.classes}
         if all(label in own for label in labels.tolist()):
             labels = np.array([own[label] for label in labels.tolist()])
-    order = np.random.default_rng(0).permutation(len(inputs))
-    return inputs[order], labels[order]
+    order = np.random.default_rng(0).permutation(len(part))
+    return Part(part.inputs[order], labels[order], part.name)
 
 
 def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:
@@ -791,10 +543,7 @@ def show_report(report: Any) -> None:
 
     if not report.rungs:
         where = report.reason if report.bank == NO_BANK else f"bank {report.bank} ({report.reason})"
-        print(
-            f"validation accuracy {100 * report.valid_accuracy:.2f} %; {for_terminal(where)}; "
-            f"{report.bits} bits"
-        )
+        print(f"{for_terminal(where)}; {report.bits} bits")
         return
     rows = [
         (
@@ -807,7 +556,6 @@ def show_report(report: Any) -> None:
         for place, rung in enumerate(report.rungs)
     ]
     print(text_table(rows, ("rung", "", "valid. acc.", "gain, points", "more bytes"), num_labels=2))
-    print(f"validation accuracy {100 * report.valid_accuracy:.2f} %")
 
 
 def show_model(found: Mapping[str, Any]) -> None:

@@ -132,6 +132,16 @@ def load_npz(path: str | Path, split: str = "train", *, with_test: bool = True) 
     return _checked_npz(path, inputs, labels, classes, others)
 
 
+def has_test_arrays(path: str | Path) -> bool:
+    """Whether an .npz file holds test data of its own."""
+    try:
+        with open(Path(path).expanduser(), "rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            return isinstance(arrays, np.lib.npyio.NpzFile) and "test_inputs" in arrays.files
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return False  # reading its training data says what is wrong with it
+
+
 def _load_parquet(
     entry: catalog.DataSet,
     split: str,

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tinysubnets.datasets.images import Form, decode_image
-from tinysubnets.datasets.loaders import TEST_FOLDERS, load_folder, load_npz
+from tinysubnets.datasets.loaders import (
+    TEST_FOLDERS,
+    has_test_arrays,
+    load_folder,
+    load_npz,
+)
 from tinysubnets.errors import DataError, TaskError
 from tinysubnets.model.subnet import Sample, Subnet
 from tinysubnets.tasks.checks import as_tensor, check_finite
@@ -51,24 +57,56 @@ def check_raw(file: str, inputs: np.ndarray, subnet: Subnet) -> None:
         raise DataError(f"{file}: {error}") from None
 
 
-def read_labeled(data: str, sample: Sample | None, task: str) -> tuple[np.ndarray, np.ndarray]:
-    """Raw inputs and the names of their classes, from a folder of images per class or an .npz."""
+@dataclass(frozen=True)
+class Part:
+    """Some labeled data of a folder or an .npz file.
+
+    - `inputs`, `labels`: raw inputs and the names of their classes.
+    - `name`: what it is called where it lies, as `test/`; empty where all data are one part.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    name: str = ""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def read_parts(data: str, sample: Sample | None, task: str) -> dict[str, Part]:
+    """The parts of a folder of images per class or of an .npz file, as inputs of a task.
+
+    They are "train", and "valid" and "test" where there are such; see `read_folder`.
+
+    - `sample`: what inputs are to look like; None leaves them as they are.
+    - `task`: its name, for errors.
+    """
     if Path(data).suffix == ".npz":
-        found = load_npz(data)
-        inputs = _as_sample(found.inputs, sample, data)
-    else:
-        form = None if sample is None else _form(sample, task)
-        size, mode = (None, None) if form is None else (form.height, form.mode)
-        found = load_folder(data, _whole_or_train(data), size, mode)
-        inputs = np.asarray(found.inputs)
-        if sample is not None:
-            inputs = inputs.reshape(len(inputs), *sample.shape)
-    return inputs, np.array(found.classes)[found.labels]
+        return _npz_parts(data, sample)
+    form = None if sample is None else _form(sample, task)
+    parts = read_folder(data, *((None, None) if form is None else (form.height, form.mode)))
+    if sample is None:
+        return parts
+    shape = sample.shape
+    return {n: replace(p, inputs=p.inputs.reshape(len(p), *shape)) for n, p in parts.items()}
+
+
+def _npz_parts(data: str, sample: Sample | None) -> dict[str, Part]:
+    found = {"train": load_npz(data)}
+    if has_test_arrays(data):
+        found["test"] = load_npz(data, "test")
+    names = {"train": "inputs" if len(found) > 1 else "", "test": "test_inputs"}
+    return {
+        part: Part(
+            _as_sample(each.inputs, sample, data), np.array(each.classes)[each.labels], names[part]
+        )
+        for part, each in found.items()
+    }
 
 
 def read_folder(
     folder: str | Path, size: int | None = None, mode: str | None = None
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+) -> dict[str, Part]:
     """The parts of a folder of images per class: pixels and the names of their classes.
 
     A folder with `train/` has a part "train", and "test" where it has `test/`; `val/`, `valid/` or
@@ -88,7 +126,8 @@ def read_folder(
     for part, place in folders.items():
         found = load_folder(place, None, size, mode)
         mode = mode or ("L" if found.inputs.shape[1] == 1 else "RGB")
-        parts[part] = found.inputs, np.array(found.classes)[found.labels]
+        labels = np.array(found.classes)[found.labels]
+        parts[part] = Part(found.inputs, labels, "" if place == top else f"{place.name}/")
     return parts
 
 
@@ -98,8 +137,8 @@ def read_task(
     samples: Sequence[Sample | None],
     seed: int,
     normalization: Normalization | None = None,
-) -> Task:
-    """A task from a folder or an .npz, with inputs like those the model knows already.
+) -> tuple[Task, dict[str, Part]]:
+    """A task from a folder or an .npz, with inputs like those the model knows, and its parts.
 
     - `normalization`: that of a pretrained network, where its channels fit; else it is fitted.
     """
@@ -107,15 +146,22 @@ def read_task(
     if Path(data).suffix != ".npz":
         # Of tasks learned from pixels and from other numbers, images are to be like the former.
         known.sort(key=lambda s: s.dtype != torch.uint8)
-    inputs, labels = read_labeled(data, known[0] if known else None, name)
-    fits = normalization is not None and inputs.dtype == np.uint8 and inputs.ndim == 4
-    if normalization is not None and fits and inputs.shape[1] == len(normalization.mean):
-        return Task.from_arrays(name, inputs, labels, seed=seed, normalization=normalization)
-    return Task.from_arrays(name, inputs, labels, seed=seed)
-
-
-def _whole_or_train(data: str) -> str | None:
-    return "train" if (Path(data).expanduser() / "train").is_dir() else None
+    parts = read_parts(data, known[0] if known else None, name)
+    train, valid, test = parts["train"], parts.get("valid"), parts.get("test")
+    is_fitting = normalization is not None and train.inputs.dtype == np.uint8
+    is_fitting = is_fitting and train.inputs.ndim == 4
+    if normalization is None or not is_fitting or train.inputs.shape[1] != len(normalization.mean):
+        normalization = None
+    task = Task.from_arrays(
+        name,
+        train.inputs,
+        train.labels,
+        valid=0.1 if valid is None else (valid.inputs, valid.labels),
+        test=None if test is None else (test.inputs, test.labels),
+        seed=seed,
+        normalization=normalization or "auto",
+    )
+    return task, parts
 
 
 def _form(sample: Sample, task: str) -> Form:

@@ -1,5 +1,6 @@
 """The model file: a learned store as one small file that loads anywhere; see docs/FORMAT.md."""
 
+from tinysubnets.format.backup import undo
 from tinysubnets.format.container import FILE_NAME, VERSION, ModelFile, model_path
 from tinysubnets.format.folder import load, reserve, save
 from tinysubnets.format.hub import pull, push
@@ -21,4 +22,5 @@ __all__ = [
     "read_contents",
     "reserve",
     "save",
+    "undo",
 ]

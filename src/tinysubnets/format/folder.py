@@ -16,7 +16,7 @@ from torch import nn
 from tinysubnets import networks
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError
 from tinysubnets.files import atomic_write, lock
-from tinysubnets.format import limits
+from tinysubnets.format import backup, limits
 from tinysubnets.format.card import model_card
 from tinysubnets.format.container import FILE_NAME, ModelFile, model_path
 from tinysubnets.format.io import Contents, encode, read_contents
@@ -28,11 +28,18 @@ from tinysubnets.nn.architecture import Architecture
 _written: set[str] = set()  # the models that this process has saved, by the hash of their config
 
 
-def save(store: SubnetStore, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+def save(
+    store: SubnetStore,
+    folder: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    with_backup: bool = False,
+) -> Path:
     """Write a store into a folder, in one step as others see it; returns the model file.
 
     - `overwrite`: whether a model that was there before this store began, or that this process
       saved, may be replaced. One that another process has put there since never is.
+    - `with_backup`: keep the model that was there for `backup.undo`; without it there is none.
     """
     if store.is_partial:
         raise ArtifactError(
@@ -45,6 +52,8 @@ def save(store: SubnetStore, folder: str | os.PathLike[str], *, overwrite: bool 
     path = target / FILE_NAME
     with lock(target / ".lock", wait=True):
         _check_conflict(path, store, identity, overwrite)
+        if with_backup and path.exists() and _identity_at(path) != identity:
+            backup.keep(path, identity)
         try:
             atomic_write(path, encoded.parts, is_only_writer=True)
         except OSError as error:
@@ -56,6 +65,7 @@ def save(store: SubnetStore, folder: str | os.PathLike[str], *, overwrite: bool 
                 f"leaves it there: {error.strerror}."
             ) from error
         _note(store, identity)
+        backup.forget(path, identity)
         with ModelFile(path) as file:
             config = json.dumps(file.config, indent=2, ensure_ascii=False) + "\n"
         card = model_card(store, encoded.ledger)

@@ -103,6 +103,7 @@ class TinySubNets(MaskedLearner):
         progress: bool | None = None,
         on_epoch: OnEpoch | None = None,
         threads: int | None = None,
+        isolated: bool | None = None,
     ) -> SubnetReport:
         """Algorithm 1 for one task: learn it to its end and keep it for ever.
 
@@ -112,12 +113,18 @@ class TinySubNets(MaskedLearner):
           learning, and the task is not kept.
         - `threads`: of torch on the CPU meanwhile; None takes one for networks of fewer than
           250,000 shared weights, as `tsn run` does, and else leaves the number as it is.
+        - `isolated`: whether it gets a bank for itself; by default as the settings say.
         """
         with learning(task, self.architecture.num_shared, progress, on_epoch, threads) as see:
-            trainer = self.begin(task)  # choose a bank, and build what is trained over it
+            # Choose a bank, and build what is trained over it.
+            trainer = self.begin(task, isolated=isolated)
             while not trainer.finished:
                 see(trainer.epoch())  # scores, free weights and task-specific parameters together
-            trainer.finish()  # of the best epoch: `compress`, then claimed by the store
+            if isinstance(trainer, LadderTrainer):
+                trainer.finish()  # keeps the rung it stands on
+            else:
+                for step in trainer.finishing():  # of the best epoch: `compress`, then claimed
+                    see(step)
         return self.reports[task.name]
 
     def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer | LadderTrainer:

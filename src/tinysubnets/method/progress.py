@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
+from tinysubnets.method.pruning import PruningStep
 from tinysubnets.tasks.task import Task
 from tinysubnets.text import for_terminal
 from tinysubnets.training.loop import EpochReport
@@ -27,8 +28,8 @@ def learning(
     progress: bool | None = None,
     on_epoch: OnEpoch | None = None,
     threads: int | None = None,
-) -> Iterator[Callable[[EpochReport], None]]:
-    """A block in which one task is learned; gives the function that is told every epoch.
+) -> Iterator[Callable[[EpochReport | PruningStep], None]]:
+    """A block in which one task is learned; gives the function that is told every step.
 
     - `task`: what is learned.
     - `num_weights`: how many shared weights the network has.
@@ -43,10 +44,10 @@ def learning(
     if progress or (progress is None and is_terminal):
         display = LiveLine(name) if is_terminal else PlainLines(name)
 
-    def see(report: EpochReport) -> None:
-        display.show(report)
-        if on_epoch is not None:
-            on_epoch(report)
+    def see(step: EpochReport | PruningStep) -> None:
+        display.show(step)
+        if on_epoch is not None and isinstance(step, EpochReport):
+            on_epoch(step)
 
     count = fitting_threads(num_weights) if threads is None else threads
     with cpu_threads(count), display:
@@ -54,14 +55,14 @@ def learning(
 
 
 class Display(Protocol):
-    """Shows the epochs of one task; entered before the first and left after the last."""
+    """Shows the steps of learning one task; entered before the first and left after the last."""
 
     def __enter__(self) -> Display: ...
 
     def __exit__(self, *_: object) -> None: ...
 
-    def show(self, report: EpochReport) -> None:
-        """Show one epoch."""
+    def show(self, step: EpochReport | PruningStep) -> None:
+        """Show one epoch, or one step of post-pruning."""
         ...
 
 
@@ -74,7 +75,7 @@ class Silence:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, report: EpochReport) -> None:
+    def show(self, step: EpochReport | PruningStep) -> None:
         """Nothing."""
 
 
@@ -91,11 +92,13 @@ class PlainLines:
     def __exit__(self, *_: object) -> None:
         self._say()
 
-    def show(self, report: EpochReport) -> None:
-        """Take note of the epoch, and print it if nothing was said for a while."""
-        self.seconds += report.seconds
-        self.last = describe(report, self.seconds)
-        is_last = report.epoch == report.epochs
+    def show(self, step: EpochReport | PruningStep) -> None:
+        """Take note of an epoch, and print it if nothing was said for a while."""
+        if isinstance(step, PruningStep):
+            return
+        self.seconds += step.seconds
+        self.last = describe(step, self.seconds)
+        is_last = step.epoch == step.epochs
         if is_last or time.monotonic() - self._spoke >= self.every_seconds:
             self._say()
 
@@ -131,15 +134,17 @@ class LiveLine:
         if self.last:
             self.progress.console.print(f"{self.task}: {self.last}", highlight=False, markup=False)
 
-    def show(self, report: EpochReport) -> None:
-        """Show the epoch in the place of the one before it."""
-        self.seconds += report.seconds
-        self.last = describe(report, self.seconds)
-        update: dict[str, Any] = {"total": report.epochs, "completed": report.epoch}
-        is_last = report.epoch == report.epochs
-        # What follows the last epoch, bit-widths and post-pruning, has no epochs to count.
-        state = f"{self.last}  compressing" if is_last else self.last
-        self.progress.update(self.line, state=state, **update)
+    def show(self, step: EpochReport | PruningStep) -> None:
+        """Show the step in the place of the one before it."""
+        if isinstance(step, PruningStep):
+            state = f"post-pruning {step.step}/{step.steps}  valid {100 * step.accuracy:.2f} %"
+            self.progress.update(self.line, state=state, total=step.steps, completed=step.step)
+            return
+        self.seconds += step.seconds
+        self.last = describe(step, self.seconds)
+        # What follows the last epoch, to find the bit-width, has no steps to count.
+        state = f"{self.last}  compressing" if step.epoch == step.epochs else self.last
+        self.progress.update(self.line, state=state, total=step.epochs, completed=step.epoch)
 
 
 def describe(report: EpochReport, seconds: float) -> str:

@@ -48,6 +48,17 @@ class Evaluation:
         return float(np.trace(self.confusion)) / self.num_samples
 
     @property
+    def chance(self) -> float:
+        """What always naming the commonest class would get."""
+        return int(self.confusion.sum(1).max()) / self.num_samples
+
+    @property
+    def is_at_chance(self) -> bool:
+        """Whether the accuracy is not beyond chance by more than its standard error."""
+        error = math.sqrt(self.chance * (1 - self.chance) / self.num_samples)
+        return self.accuracy <= self.chance + error
+
+    @property
     def per_class(self) -> dict[Label, float]:
         """The share of right answers of each class; NaN for a class without samples."""
         right, counts = np.diagonal(self.confusion), self.confusion.sum(1)

@@ -550,15 +550,22 @@ class SubnetStore:
 
         return artifact.encode(self).ledger
 
-    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        with_backup: bool = False,
+    ) -> Path:
         """Write the model into a folder, atomically; returns the path of its file.
 
         - `overwrite`: whether a model that was there before this store began, or that this process
           saved, may be replaced. One that another process has put there since never is.
+        - `with_backup`: keep the model that was there, for `tsn undo`; without it there is none.
         """
         from tinysubnets import format as artifact
 
-        return artifact.save(self, folder, overwrite=overwrite)
+        return artifact.save(self, folder, overwrite=overwrite, with_backup=with_backup)
 
     def embed_base_(self) -> None:
         """Put the base's values into every file that is saved from now on, for use without it."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from tinysubnets import config
 from tinysubnets.datasets.images import fit
-from tinysubnets.datasets.loaders import TEST_FOLDERS, DecodedSet
+from tinysubnets.datasets.loaders import TEST_FOLDERS, DecodedSet, has_test_arrays
 from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import OwnSettings, TaskSource
@@ -91,7 +89,6 @@ def _no_data(name: str) -> TaskSource:
 def _has_test(data: str) -> bool:
     """Whether the source has test data of its own; sets of the Hub do."""
     if data.endswith(".npz"):
-        with np.load(Path(data).expanduser(), allow_pickle=False) as arrays:
-            return "test_inputs" in arrays.files
+        return has_test_arrays(data)
     folder = Path(data).expanduser()
     return not folder.is_dir() or any((folder / name).is_dir() for name in TEST_FOLDERS)

@@ -15,6 +15,7 @@ and of every exported module.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinysubnets.errors import TaskError
+from tinysubnets.errors import FewSamplesWarning, TaskError
 from tinysubnets.tasks.checks import (
     MAX_NAME,
     Inputs,
@@ -191,7 +192,7 @@ class Task:
 
         Classes are called as their folders are. Beside `train/` and `test/`, images in `val/`,
         `valid/` or `validation/` are the validation data; beside `train/` alone they are the test
-        data. Decoded images are kept in the cache.
+        data. Decoded images are kept in the cache. Of few images a `FewSamplesWarning` tells.
 
         - `size`: the side in pixels that images are brought to: the shorter side is resized to it
           and the middle cut out. None takes images as they are, all of one size.
@@ -201,8 +202,11 @@ class Task:
         """
         from tinysubnets.datasets.user_files import read_folder
 
-        parts = read_folder(os.fspath(folder), size, mode)
-        return cls.from_arrays(
+        parts = {
+            part: (found.inputs, found.labels)
+            for part, found in read_folder(os.fspath(folder), size, mode).items()
+        }
+        task = cls.from_arrays(
             name,
             *parts["train"],
             valid=parts.get("valid", valid),
@@ -211,6 +215,11 @@ class Task:
             normalization=normalization,
             class_weights=class_weights,
         )
+        if few := few_samples(task):
+            cure = f'TinySubNets(…, kept_epoch="auto", min_valid={FEW_VALID})'
+            text = f"{few}. Keep the last epoch and leave post-pruning out: {cure}."
+            warnings.warn(text, FewSamplesWarning, stacklevel=2)
+        return task
 
 
 def few_samples(task: Task) -> str:

@@ -1,0 +1,383 @@
+"""The commands `tsn learn` and `undo`: one more task for a saved model, and the way back."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinysubnets.commands.model import (
+    add_net,
+    add_task,
+    command,
+    given_base,
+    own_network,
+    saved,
+    show_report,
+    told,
+    writable,
+)
+from tinysubnets.errors import MismatchError, SettingError, unknown
+from tinysubnets.text import for_terminal
+
+if TYPE_CHECKING:
+    from tinysubnets.datasets.user_files import Part
+    from tinysubnets.method.base import Learner
+    from tinysubnets.model.evaluation import Evaluation
+    from tinysubnets.model.store import SubnetStore
+    from tinysubnets.tasks.task import Task
+
+
+def add_parsers(subparsers: Any) -> None:
+    """Add the commands."""
+    text = "add one more task to a model; with --base, begin a new one over a pretrained network"
+    learn = command(subparsers, "learn", text, _learn)
+    add_task(learn)
+    learn.add_argument(
+        "--data",
+        required=True,
+        metavar="FOLDER",
+        help="a folder of images per class, or so in train/ and test/; or an .npz",
+    )
+    learn.add_argument(
+        "--out",
+        metavar="NEW",
+        help="save the model in this folder and leave MODEL alone; without it MODEL gets the task, "
+        "and keeps a backup for `tsn undo`",
+    )
+    learn.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="assignments",
+        metavar="KEY=VALUE",
+        help="another value of a setting, as epochs=5 or density=0.2; may be repeated",
+    )
+    learn.add_argument(
+        "--replace",
+        action="store_true",
+        help="learn a task of the model anew, and keep the new version if it is better on --data",
+    )
+    learn.add_argument(
+        "--isolated",
+        action="store_true",
+        help="give the task a bank for itself, so that it can be removed exactly at any time",
+    )
+    learn.add_argument(
+        "--keep-anyway", action="store_true", help="keep a task even if it is at chance level"
+    )
+    learn.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    learn.add_argument(
+        "--size",
+        type=int,
+        metavar="PIXELS",
+        help="the side that images are brought to (default: as earlier tasks, or as the base says)",
+    )
+    learn.add_argument("--head", metavar="NAME", help="of a new model: the network's last layer")
+    learn.add_argument(
+        "--embed-base",
+        action="store_true",
+        help="put the base's weights into the model, so that it can be used without them",
+    )
+    add_net(learn)
+    command(subparsers, "undo", "take back the task that `tsn learn` added last", _undo)
+
+
+def _undo(options: argparse.Namespace) -> int:
+    from tinysubnets.format import undo
+
+    done = undo(options.model)
+    changes = [f"without {for_terminal(name)!r}" for name in done.gone]
+    changes += [f"with {for_terminal(name)!r} again" for name in done.back]
+    what = f", {' and '.join(changes)}" if changes else ""
+    print(f"{done.path}: as it was before the last task{what}, {done.path.stat().st_size:,} bytes")
+    return 0
+
+
+def _learn(options: argparse.Namespace) -> int:
+    from tinysubnets.format import model_path
+    from tinysubnets.method.base import check_name
+    from tinysubnets.method.learner import TinySubNets
+
+    is_new = not model_path(options.model).exists() and options.base is not None
+    learner = _new_learner(options) if is_new else _resumed(options)
+    store = learner.store
+    if store is None:
+        raise MismatchError(
+            f"this model was made by {learner.name}, a baseline with one dense network; `tsn "
+            "learn` adds tasks to models of subnets. From Python its learner goes on by "
+            "resume(folder)."
+        )
+    # All before data are decoded and anything is learned in vain.
+    if options.replace:
+        store.subnet(options.task)
+    else:
+        check_name(options.task, learner.tasks)
+    isolated = options.isolated or (options.replace and store.subnet(options.task).isolated)
+    if isolated and not isinstance(learner, TinySubNets):
+        raise MismatchError(f"--isolated: {learner.name} keeps all tasks in the same banks.")
+    if options.embed_base:
+        store.embed_base_()
+    file, target = _target(options, store)
+    before = file.stat().st_size if file.exists() else 0
+    task, parts = _read_task(options, store, learner.settings.seed)
+    _introduce(learner, task)
+    old = _set_aside(store, task) if options.replace else None
+    if isinstance(learner, TinySubNets):
+        learner.learn(task, progress=True, isolated=isolated or None)
+    else:
+        learner.learn(task, progress=True)
+    found = store.evaluate(task)
+    print(_measured(found, task, parts))
+    if old is not None and not _is_better(store, old, task):
+        print(f"{file}: as it was")
+        return 0
+    if found.is_at_chance and not options.keep_anyway:
+        print(_at_chance(found, file), file=sys.stderr)
+        return 1
+    in_place = target == file.parent and before > 0
+    path = saved(store, target, with_backup=in_place)
+    after = path.stat().st_size
+    show_report(learner.reports[task.name])
+    print(f"{path}: {before:,} -> {after:,} bytes ({after - before:+,})")
+    if in_place:
+        print(f"back to the model before: tsn undo {options.model}")
+    return 0
+
+
+def _resumed(options: argparse.Namespace) -> Learner:
+    """The learner of the model, with the settings given and those that fit few samples."""
+    from tinysubnets.experiments import methods
+
+    if options.head is not None:
+        raise SettingError("--head is for a new model; this one has its head.")
+    overrides = [_placed(a, str(methods.made_by(options.model))) for a in options.assignments]
+
+    def resumed(assignments: list[str]) -> Learner:
+        return methods.resume(
+            options.model,
+            own_network(options),
+            device=options.device,
+            overrides=assignments,
+            base=given_base(options),
+        )
+
+    learner = resumed(overrides)
+    fitting = _fitting(learner, {a.partition("=")[0].strip() for a in overrides})
+    return resumed([*overrides, *fitting]) if learner.store is not None and fitting else learner
+
+
+def _new_learner(options: argparse.Namespace) -> Learner:
+    """A learner that begins a model over the base that the command line names."""
+    from torch import nn
+
+    from tinysubnets import config, networks
+    from tinysubnets.experiments.recipe import fitting_few_samples
+    from tinysubnets.method.learner import TinySubNets
+    from tinysubnets.nn.architecture import Architecture
+
+    if options.replace:
+        raise SettingError(f"--replace: there is no model at {options.model} yet.")
+    base = given_base(options)
+    if not isinstance(base, nn.Module):
+        if options.net is None:
+            raise SettingError(
+                f"--base {options.base} is a file of weights; say which network they are for: "
+                f"--base NAME --weights {options.base}."
+            )
+        base = networks.pretrained(options.net, options.base)
+    architecture = Architecture(base, options.head, base="frozen")
+    given = [_placed(a, TinySubNets.name) for a in options.assignments]
+    tables = config.override(fitting_few_samples(), given)
+    if strange := sorted(tables.keys() - {TinySubNets.name, "training", "pruning"}):
+        known = (TinySubNets.name, "training", "pruning")
+        raise SettingError(unknown("table of settings", strange[0], known))
+    learner = TinySubNets(
+        architecture,
+        training=tables.get("training"),
+        pruning=tables.get("pruning"),
+        device=options.device,
+        **tables.get(TinySubNets.name, {}),
+    )
+    known_base, expected = learner.store.base, architecture.expected_inputs
+    assert known_base is not None
+    print(
+        f"a new model over {for_terminal(known_base.name)}: {architecture.num_shared:,} shared "
+        f"weights, SHA-256 {known_base.sha256[:16]}…; head {architecture.head!r}"
+        + (f"; trained on {expected}" if expected is not None else "")
+    )
+    return learner
+
+
+def _read_task(
+    options: argparse.Namespace, store: SubnetStore, seed: int
+) -> tuple[Task, dict[str, Part]]:
+    """The task in the data that the command line names, in the form of earlier ones or the base's.
+
+    Over a base all tasks are normalized alike: as the base was trained, or as the first task.
+    """
+    import torch
+
+    from tinysubnets.datasets.user_files import read_task
+    from tinysubnets.model.subnet import Sample
+
+    samples = [s.sample for s in store.subnets.values()]
+    if options.replace:
+        samples.append(store.subnet(options.task).sample)
+    expected, normalization = store.architecture.expected_inputs, None
+    if store.settings.get("base") == "frozen":
+        learned = next(iter(store.subnets.values()), None)
+        normalization = None if learned is None else learned.normalization
+        if normalization is None and expected is not None:
+            normalization = expected.normalization
+    is_folder = Path(options.data).suffix != ".npz"
+    if options.size is not None and not is_folder:
+        raise SettingError("--size is for folders of images; arrays are taken as they are.")
+    if options.size is not None and options.size < 1:
+        raise SettingError(f"--size {options.size}: give a number of pixels, at least 1.")
+    known = [s for s in samples if s is not None and len(s.shape) == 3]
+    channels = known[-1].shape[0] if known else 3 if expected is None else expected.channels
+    size = options.size
+    if size is None and not known and expected is not None:
+        size = expected.size
+    if size is not None and is_folder:
+        samples.append(Sample(torch.uint8, (channels, size, size)))
+    return read_task(options.task, options.data, samples, seed, normalization)
+
+
+def _fitting(learner: Learner, given: set[str]) -> list[str]:
+    """Assignments that fit few samples and change nothing for others, where nobody chose."""
+    from tinysubnets.experiments.recipe import fitting_few_samples
+
+    settings = {"training": learner.training, "pruning": getattr(learner, "pruning", None)}
+    plain = {"training": type(learner.training)()}
+    if settings["pruning"] is not None:
+        plain["pruning"] = type(settings["pruning"])()
+    return [
+        f"{table}.{key}={value}"
+        for table, values in fitting_few_samples().items()
+        for key, value in values.items()
+        if table in plain
+        and f"{table}.{key}" not in given
+        and getattr(settings[table], key) == getattr(plain[table], key)
+    ]
+
+
+def _target(options: argparse.Namespace, store: SubnetStore) -> tuple[Path, Path]:
+    """The model file, and the folder that the new model is saved in, which is looked at now."""
+    from tinysubnets.format import model_path
+
+    if options.out is None and not model_path(options.model).exists():
+        store.reserve(options.model)  # of a new model; makes the folder
+    file = model_path(options.model)
+    target = file.parent if options.out is None else Path(options.out)
+    if target.exists() and target.resolve() == file.parent.resolve():
+        return writable(options.model), file.parent
+    store.reserve(target)
+    return file, target
+
+
+def _introduce(learner: Learner, task: Task) -> None:
+    """Say what is learned from, and what is done about few samples."""
+    from tinysubnets.tasks.task import FEW_VALID, few_samples
+
+    shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
+    test = "" if task.test is None else f", {len(task.test)} test"
+    print(
+        f"{for_terminal(task.name)}: {len(task.train)} training, {len(task.valid)} validation"
+        f"{test} samples of {shape}, {task.num_classes} classes"
+    )
+    few = few_samples(task)
+    if not few:
+        return
+    done = ["the last epoch is kept"] if learner.training.kept_epoch in ("auto", "last") else []
+    pruning = getattr(learner, "pruning", None)
+    if pruning is not None and pruning.min_valid >= FEW_VALID:
+        done.append("nothing is post-pruned")
+    print(for_terminal(f"note: {few}" + (f": {' and '.join(done)}" if done else "")))
+
+
+def _measured(found: Evaluation, task: Task, parts: Mapping[str, Part]) -> str:
+    """The accuracy, and what it was measured on."""
+    if found.measured_on == "test":
+        where = f"{parts['test'].name}, which nothing was learned or chosen by"
+    elif "valid" in parts:
+        where = f"{parts['valid'].name}, by which epoch and bits are chosen"
+    else:
+        where = "drawn from the training data to validate with; test/ beside train/ would tell more"
+    return f"accuracy {100 * found.accuracy:.2f} % on {found.num_samples} samples {where}"
+
+
+def _at_chance(found: Evaluation, file: Path) -> str:
+    return (
+        f"tsn: {for_terminal(found.task)!r} is not kept: always naming the commonest class would "
+        f"be right in {100 * found.chance:.2f} %, and the difference is within chance. {file} is "
+        "as it was. Look at the labels and at what is in the images, learn longer (--set "
+        "epochs=100) or denser (--set density=0.5), give more data, or keep it by --keep-anyway."
+    )
+
+
+def _set_aside(store: SubnetStore, task: Task) -> str:
+    """Give the old version of a task another name; gives that name."""
+    from tinysubnets.tasks.checks import MAX_NAME
+
+    old = f"{task.name[: MAX_NAME // 2]} (before)"
+    while old in store.tasks:
+        old += "'"
+    store.rename(task.name, old)
+    return old
+
+
+def _is_better(store: SubnetStore, old: str, task: Task) -> bool:
+    """Whether a task's new version is the better one; the old one is removed then.
+
+    Both are measured on the same test data, or validation data where there are none, by the
+    classes' own labels.
+    """
+    import numpy as np
+
+    from tinysubnets.errors import TaskError
+
+    split, part = (task.valid, "validation") if task.test is None else (task.test, "test")
+    inputs = split.inputs()
+    labels = np.array(task.classes)[split.labels.numpy()]
+    accuracies = []
+    for name in (old, task.name):
+        try:
+            right = store.predict(name, inputs).astype(str) == labels.astype(str)
+        except TaskError:
+            right = np.zeros(1)  # the old version cannot take such inputs
+        accuracies.append(float(right.mean()))
+    before, after = accuracies
+    print(f"on the new {part} data: {100 * before:.2f} % before, {100 * after:.2f} % now")
+    if after <= before:
+        print("the new version is not better, so the old one stays")
+        return False
+    print(told(store.remove(old), f"the old version of {for_terminal(task.name)!r}"))
+    return True
+
+
+def _placed(assignment: str, method: str) -> str:
+    """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`."""
+    from dataclasses import fields
+
+    from tinysubnets.experiments import methods
+    from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.model.routing import RoutingSettings
+    from tinysubnets.training.settings import TrainingSettings
+
+    key = assignment.partition("=")[0].strip()
+    if "." in key or "=" not in assignment:
+        return assignment
+    classes: dict[str, Any] = {
+        method: methods.settings_class(method),
+        "training": TrainingSettings,
+        "pruning": PruningSettings,
+        "routing": RoutingSettings,
+    }
+    tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
+    if key not in tables:
+        raise SettingError(unknown("setting", key, tables))
+    return f"{tables[key]}.{assignment}"

@@ -1,0 +1,295 @@
+"""`tsn learn` and `tsn undo`: where the new model goes, the way back, and what is measured."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import models
+from nets import learner as make_learner
+from nets import mlp
+from nets import task as make_task
+from tinysubnets import format as artifact
+from tinysubnets import networks
+from tinysubnets.cli import main
+from tinysubnets.errors import ArtifactError
+from tinysubnets.format import FILE_NAME, undo
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.evaluation import Evaluation
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.tasks.task import Task
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Gray 8x8 images, dark or bright on the left."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    images = rng.integers(60, 120, (count, 1, 8, 8), dtype=np.uint8)
+    images[labels == 1, :, :, :4] += 100
+    return images, np.array(["dark", "bright"])[labels]
+
+
+def write(folder: Path, count: int = 60, seed: int = 1, mixed: bool = False) -> Path:
+    """A folder of images per class; with `mixed` their classes mean nothing."""
+    images, labels = pictures(count, seed)
+    if mixed:
+        labels = np.random.default_rng(seed).permutation(labels)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0]).save(folder / label / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one learned task on gray images; not to be changed."""
+    learner = TinySubNets(
+        Architecture(networks.build("small-cnn")), device="cpu", epochs=6, iterations=2
+    )
+    learner.learn(Task.from_arrays("left", *pictures(80)))
+    return learner.save(tmp_path_factory.mktemp("model")).parent
+
+
+@pytest.fixture
+def model(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that model."""
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    copied = tmp_path / "model"
+    copied.mkdir()
+    for file in made.iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    return copied
+
+
+def learn(model: Path, task: str, data: Path, *more: str) -> int:
+    words = ["learn", str(model), "--task", task, "--data", str(data), "--device", "cpu"]
+    return main([*words, *more])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, those inside it too."""
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def test_another_folder_gets_the_task_and_the_model_stays(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, before, new = write(tmp_path / "data"), contents(model), tmp_path / "new"
+    model.chmod(0o500)
+    try:
+        assert learn(model, "again", data, "--out", str(new)) == 0
+    finally:
+        model.chmod(0o700)
+    assert contents(model) == before
+    assert SubnetStore.load(new).tasks == ("left", "again")
+    assert not (new / "backup").exists() and "undo" not in capsys.readouterr().out
+    # What is in the way is said before anything is learned.
+    assert learn(model, "third", data, "--out", str(new)) == 2
+    said = capsys.readouterr()
+    assert "another writer" in said.err and "epoch" not in said.out
+    (tmp_path / "file").write_text("no folder")
+    assert learn(model, "third", data, "--out", str(tmp_path / "file")) == 2
+    assert "not a folder" in capsys.readouterr().err
+
+
+def test_a_task_learned_in_place_can_be_taken_back(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, before = write(tmp_path / "data"), contents(model)
+    assert main(["undo", str(model)]) == 2
+    assert "has no backup" in capsys.readouterr().err
+    assert learn(model, "again", data, "--set", "epochs=20") == 0
+    assert f"tsn undo {model}" in capsys.readouterr().out
+    assert SubnetStore.load(model / "backup").tasks == ("left",)  # a model as any other
+    assert main(["undo", str(model)]) == 0
+    assert "without 'again'" in capsys.readouterr().out
+    assert contents(model) == before
+    assert main(["undo", str(model)]) == 2  # there is one step back
+    # Learned into itself by another name of the same folder, it keeps a backup as well.
+    assert learn(model, "again", data, "--out", str(model / ".." / model.name)) == 0
+    assert main(["undo", str(model)]) == 0 and contents(model) == before
+
+
+def test_only_the_last_task_can_be_taken_back(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "data")
+    assert learn(model, "second", data) == 0 and learn(model, "third", data) == 0
+    assert SubnetStore.load(model / "backup").tasks == ("left", "second")
+    assert main(["undo", str(model)]) == 0
+    assert SubnetStore.load(model).tasks == ("left", "second")
+    assert not (model / "backup").exists()
+    capsys.readouterr()
+    assert learn(model, "second", data, "--replace", "--set", "seed=5") == 0
+    if (model / "backup").exists():  # the new version was the better one
+        before = SubnetStore.load(model / "backup").digest("second")
+        assert main(["undo", str(model)]) == 0
+        assert SubnetStore.load(model).digest("second") == before
+
+
+@pytest.mark.parametrize("change", ["remove", "rename", "python"])
+def test_any_other_change_removes_the_backup(model: Path, tmp_path: Path, change: str) -> None:
+    """`tsn remove` above all: what was removed must not lie beside the model."""
+    assert learn(model, "again", write(tmp_path / "data")) == 0
+    assert (model / "backup").is_dir()
+    if change == "remove":
+        assert main(["remove", str(model), "--task", "left"]) == 0
+    elif change == "rename":
+        assert main(["rename", str(model), "left", "right"]) == 0
+    else:
+        store = SubnetStore.load(model)
+        store.remove("again")
+        store.save(model)
+    assert not (model / "backup").exists()
+    with pytest.raises(ArtifactError, match="has no backup"):
+        undo(model)
+
+
+def test_a_backup_belongs_to_the_model_that_replaced_it(tmp_path: Path) -> None:
+    store = models.store(tasks=1)
+    store.save(tmp_path)
+    models.add_task(store, 1)
+    store.save(tmp_path, with_backup=True)
+    newer = (tmp_path / FILE_NAME).read_bytes()
+    store.save(tmp_path)  # the same again: nothing was changed
+    assert (tmp_path / "backup").is_dir()
+    models.store(tasks=3).save(tmp_path / "other")
+    (tmp_path / FILE_NAME).write_bytes((tmp_path / "other" / FILE_NAME).read_bytes())
+    with pytest.raises(ArtifactError, match="has no backup"):
+        undo(tmp_path)
+    (tmp_path / FILE_NAME).write_bytes(newer)
+    damaged = bytearray((tmp_path / "backup" / FILE_NAME).read_bytes())
+    damaged[20] ^= 1
+    (tmp_path / "backup" / FILE_NAME).write_bytes(damaged)
+    with pytest.raises(ArtifactError):
+        undo(tmp_path)
+    assert (tmp_path / FILE_NAME).read_bytes() == newer
+
+
+def test_somebody_elses_folder_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup" / "precious").write_text("of somebody else")
+    models.store(tasks=1).save(tmp_path)
+    assert (tmp_path / "backup" / "precious").exists()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "replaced_by").write_text("x")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "backup").symlink_to(elsewhere)
+    models.store(tasks=1).save(linked)
+    assert (elsewhere / "replaced_by").exists()
+
+
+def test_a_disk_that_is_full_leaves_the_model_as_it_was(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, before = write(tmp_path / "data"), contents(model)
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)  # of the backup
+        assert learn(model, "again", data) == 2
+    assert "the old one is as it was: No space left" in capsys.readouterr().err
+    assert contents(model) == before
+
+
+def test_a_task_at_chance_level_is_not_kept(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = tmp_path / "noise"
+    write(noise / "train", 40, mixed=True)
+    write(noise / "test", 60, seed=2, mixed=True)
+    before = contents(model)
+    assert learn(model, "noise", noise, "--set", "epochs=3") == 1
+    said = capsys.readouterr()
+    assert "'noise' is not kept" in said.err and "50.00 %" in said.err
+    assert "--keep-anyway" in said.err and contents(model) == before
+    assert learn(model, "noise", noise, "--set", "epochs=3", "--keep-anyway") == 0
+    assert SubnetStore.load(model).tasks == ("left", "noise")
+
+
+def test_chance_is_what_the_commonest_class_would_get() -> None:
+    def found(*rows: tuple[int, ...]) -> Evaluation:
+        return Evaluation("t", tuple(range(len(rows))), np.array(rows), 0.0, "test")
+
+    assert found((30, 20), (20, 30)).chance == 0.5
+    uneven = found((90, 0), (10, 0))  # always the commonest
+    assert uneven.chance == uneven.accuracy == 0.9 and uneven.is_at_chance
+    assert found((26, 24), (24, 26)).is_at_chance  # 52 of 100
+    assert not found((30, 20), (20, 30)).is_at_chance  # 60 of 100
+    assert not found((3, 0), (1, 2)).is_at_chance  # 5 of 6
+    assert found((2, 1), (1, 2)).is_at_chance  # 4 of 6
+
+
+def test_the_part_that_was_measured_is_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    write(data / "train", 60)
+    write(data / "val", 20, seed=3)
+    quick = ("--set", "epochs=12")
+    assert learn(model, "a", data, *quick) == 0  # one folder kept aside is the test part
+    text = capsys.readouterr().out
+    assert "54 training, 6 validation, 20 test samples" in text
+    assert "on 20 samples val/, which nothing was learned or chosen by" in text
+    write(data / "test", 30, seed=4)
+    assert learn(model, "b", data, *quick) == 0
+    text = capsys.readouterr().out
+    assert "60 training, 20 validation, 30 test samples" in text
+    assert "on 30 samples test/, which nothing" in text
+    images, labels = pictures(40)
+    held = {"test_inputs": images[:10], "test_labels": (labels[:10] == "bright").astype(int)}
+    numbers = (labels == "bright").astype(int)
+    np.savez(tmp_path / "d.npz", inputs=images, labels=numbers, **held)
+    assert learn(model, "c", tmp_path / "d.npz", *quick) == 0
+    assert "on 10 samples test_inputs, which nothing" in capsys.readouterr().out
+
+    pytest.importorskip("onnxruntime")
+    export = ["export", str(model), "--task", "b", str(tmp_path / "b.onnx"), "--data"]
+    assert main([*export, str(data)]) == 0
+    assert f"accuracy on the 30 samples of {data}, part test/: " in capsys.readouterr().out
+
+
+def test_few_samples_are_learned_by_settings_that_fit(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "data")
+    assert learn(model, "a", data, "--set", "epochs=5") == 0
+    assert "the last epoch is kept and nothing is post-pruned" in capsys.readouterr().out
+    settings = SubnetStore.load(model).settings
+    assert settings["training"]["kept_epoch"] == "auto" and settings["pruning"]["min_valid"] == 60
+    assert learn(model, "b", data, "--set", "kept_epoch=accuracy", "--set", "min_valid=0") == 0
+    assert "the last epoch" not in capsys.readouterr().out
+    assert SubnetStore.load(model).settings["training"]["kept_epoch"] == "accuracy"
+
+
+def test_models_of_other_methods_are_learned_on_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinysubnets.baselines.masked import PackNet
+
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    packed = PackNet(Architecture(networks.build("small-cnn")), device="cpu", epochs=8)
+    packed.learn(Task.from_arrays("left", *pictures(80)))
+    packed.save(tmp_path / "model")
+    assert learn(tmp_path / "model", "again", write(tmp_path / "data"), "--keep-anyway") == 0
+    assert SubnetStore.load(tmp_path / "model").tasks == ("left", "again")
+    assert artifact.undo(tmp_path / "model").gone == ("again",)
+
+
+def test_isolated_tasks_are_learned_from_python_too() -> None:
+    learner = make_learner(mlp())
+    learner.learn(make_task("a"), isolated=True)
+    assert learner.store.subnet("a").isolated
+    learner.learn(make_task("b", seed=1))
+    assert not learner.store.subnet("b").isolated
