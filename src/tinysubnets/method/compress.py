@@ -52,10 +52,13 @@ class TaskParamSettings:
 
     - `bits`: their width; "auto" takes the narrowest form that loses at most `tolerance` of
       validation accuracy.
+    - `price`: points of validation accuracy that a kilobyte must gain: above 0, "auto" takes the
+      form that is worth the most at it instead.
     """
 
     bits: Literal["auto"] | int = 32
     tolerance: float = 0.0
+    price: float = 0.0
 
 
 class Compressor:
@@ -263,6 +266,10 @@ def _narrowest(
     if settings.bits != "auto":
         coded = {n: _smaller(t, int(settings.bits)) for n, t in tensors.items()}
         return coded, accuracy(coded)
+    if settings.price > 0:
+        forms = [{n: _smaller(t, level) for n, t in tensors.items()} for level in levels]
+        found = [(form, accuracy(form)) for form in forms]
+        return max(found, key=lambda pair: 100 * pair[1] - settings.price * _kilobytes(pair[0]))
     exact = accuracy({n: code(t.flatten(), 32) for n, t in tensors.items()})
     for level in levels:
         coded = {n: _smaller(t, level) for n, t in tensors.items()}
@@ -270,6 +277,10 @@ def _narrowest(
         if reached >= exact - settings.tolerance:
             break
     return coded, reached
+
+
+def _kilobytes(coded: Mapping[str, CodebookTensor]) -> float:
+    return sum(c.size_bits for c in coded.values()) / 8000
 
 
 def _smaller(tensor: Tensor, bits: int) -> CodebookTensor:
