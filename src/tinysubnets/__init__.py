@@ -38,6 +38,9 @@ if TYPE_CHECKING:  # what a type checker sees; tests compare it with the table b
     from tinysubnets.method.settings import TSNSettings as TSNSettings
     from tinysubnets.model.bank import Bank as Bank
     from tinysubnets.model.evaluation import Evaluation as Evaluation
+    from tinysubnets.model.routing import Prediction as Prediction
+    from tinysubnets.model.routing import Routing as Routing
+    from tinysubnets.model.routing import RoutingSettings as RoutingSettings
     from tinysubnets.model.size import Ledger as Ledger
     from tinysubnets.model.store import SubnetStore as SubnetStore
     from tinysubnets.model.subnet import Subnet as Subnet
@@ -63,6 +66,7 @@ _PUBLIC = {
     "method.settings": "TSNSettings",
     "model.bank": "Bank",
     "model.evaluation": "Evaluation",
+    "model.routing": "Prediction Routing RoutingSettings",
     "model.size": "Ledger",
     "model.store": "SubnetStore",
     "model.subnet": "Subnet",

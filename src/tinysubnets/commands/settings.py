@@ -83,11 +83,17 @@ def all_tables() -> list[Table]:
     from tinysubnets.config import documented
     from tinysubnets.experiments import methods
     from tinysubnets.method.pruning import PruningSettings
+    from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
     out = [
         Table(("training",), "how every task is trained", _placed(TrainingSettings, "training")),
         Table(("pruning",), "how post-pruning searches", _placed(PruningSettings, "pruning")),
+        Table(
+            ("routing",),
+            "what is kept to find tasks without their names",
+            _placed(RoutingSettings, "routing"),
+        ),
     ]
     seen: dict[str, Table] = {}
     for name, line in methods.METHODS.items():

@@ -36,6 +36,7 @@ from tinysubnets.experiments.run_process import command_of, environment, last_ep
 from tinysubnets.files import appending, atomic_write, lock
 
 POLL_SECONDS = 0.5  # how often a task looks at its run
+SAVE_SECONDS = 20  # how long a run that was canceled may take to save
 LOCK_SECONDS = 60  # how long a run waits for the process of a lost one to give its folder free
 
 
@@ -125,6 +126,9 @@ def _run(
         is_early = was_stopped and process.returncode < 0  # before it was able to answer
         return 130 if is_early else process.returncode
     finally:
+        process.terminate()  # where it still runs, it was canceled as it began: it saves too
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(SAVE_SECONDS)
         process.kill()
         process.wait()
         assert process.stdin is not None
@@ -369,7 +373,6 @@ class RemoteRun:
 
     def poll(self) -> int | None:
         """The exit status of the run; None while it goes on. One that is given up is an error."""
-        self._pass_stops_on()
         try:
             while (message := self._stream.poll()) is not None:
                 if isinstance(message, Ended):
@@ -378,9 +381,12 @@ class RemoteRun:
                 self.has_begun = True
                 self.progress = f"{message.progress} ({message.machine})"
         except CancelledError:
+            if (self.given.folder / ".lock").exists():  # it had begun after all, and saves
+                _wait_for_lock(self.given.folder)
             return 130
         except LostError as error:
             return self._lost(str(error))
+        self._pass_stops_on()  # after its messages: what has begun is asked, not canceled
         return None
 
     def _lost(self, reason: str) -> int | None:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from tinysubnets import seeds
@@ -907,5 +906,7 @@ def fitted_weights(table: Tensor, prior: Sequence[float]) -> list[float]:
         return float(lost.mean() + PRIOR * (held**2).sum()), slope + 2 * PRIOR * held
 
     bounds = [(v - 5, v + 5) for v in start]
+    from scipy.optimize import minimize  # takes memory and time that a reader has no use for
+
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
     return [float(w) for w in np.exp(found.x)]

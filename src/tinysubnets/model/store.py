@@ -42,8 +42,8 @@ from tinysubnets.tasks.task import Task
 from tinysubnets.training.precision import arithmetic
 
 DEFAULT_BATCH = 500
-MAX_DECODED = 32  # tasks that stay decoded for their next use
-DECODED_BYTES = 1 << 29  # and what they may take: ten AlexNets
+MAX_DECODED = 128  # tasks that stay decoded for their next use
+DECODED_BYTES = 48 << 20  # within what a reader may take beside the model, FORMAT.md
 
 
 class SubnetStore:
