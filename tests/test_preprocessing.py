@@ -15,12 +15,19 @@ import torch
 import models
 from tinysubnets import networks
 from tinysubnets.cli import main
-from tinysubnets.datasets.user_files import image_input, read_files, recorded_preprocessing
-from tinysubnets.errors import DataError
+from tinysubnets.datasets.user_files import (
+    image_input,
+    preprocessed_alike,
+    read_files,
+    read_task,
+    recorded_preprocessing,
+)
+from tinysubnets.errors import DataError, TaskError
 from tinysubnets.experiments import recipe
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.format.card import onnx_snippet
 from tinysubnets.format.onnx import to_onnx
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
@@ -55,7 +62,8 @@ def write(
         (folder / kind).mkdir(parents=True)
         for number in range(count):
             image = picture(*size, mode=mode, seed=number)
-            lit = image.point(lambda v: min(255, v + 40) if kind == "bright" else v // 2)
+            levels = list(range(256)) * len(image.getbands())
+            lit = image.point([min(255, v + 40) if kind == "bright" else v // 2 for v in levels])
             lit.save(folder / kind / f"{number}.png")
 
 
@@ -151,12 +159,19 @@ def test_a_picture_is_predicted_as_it_was_learned(
     labels = [f.parent.name for f in files]
     task = replace(Task.from_arrays("light", pixels, labels, valid=0.25), preprocessing=bordered)
     learner = TinySubNets(
-        Architecture(networks.build("small-cnn", in_channels=3)), device="cpu", epochs=2
+        Architecture(networks.build("small-cnn", in_channels=3, image_size=8)),
+        device="cpu",
+        epochs=2,
     )
     learner.learn(task)
     learner.save(tmp_path / "model")
     store = SubnetStore.load(tmp_path / "model")
     assert store.subnet("light").preprocessing == bordered.as_dict()
+    alike = preprocessed_alike(store.subnets.values())  # what `tsn learn` does to a further task
+    write(tmp_path / "more", count=4)
+    sample = store.subnet("light").sample
+    more, _ = read_task("more", str(tmp_path / "more"), [sample], 0, alike=alike)
+    assert alike == {sample: bordered} and more.preprocessing == bordered
     wanted = store.logits("light", pixels)
     pictures = [Image.open(f) for f in files]
     assert torch.equal(store.logits("light", pictures), wanted)
@@ -173,6 +188,89 @@ def test_a_picture_is_predicted_as_it_was_learned(
     assert Preprocessing.from_dict(json.loads(about["preprocessing"])) == bordered
     scale = json.loads(about["normalization"])
     assert scale["inside"] and np.allclose(scale["mean"], store.subnet("light").normalization.mean)
+
+
+@FEW
+@pytest.mark.parametrize(
+    ("how", "is_flat"),
+    [
+        (Preprocessing("RGB", 8, 10, resize=11), False),
+        (Preprocessing("L", 6, 7, resize=6, frame=10, channels=3), False),
+        (Preprocessing("L", 8, 8), True),
+    ],
+    ids=["cut", "framed", "flat"],
+)
+def test_the_cards_lines_for_onnxruntime_label_as_the_store_does(
+    how: Preprocessing,
+    is_flat: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("onnxruntime")
+    store = learned_store(how, is_flat)
+    monkeypatch.chdir(tmp_path)
+    store.save(".")
+    to_onnx(store, "light", "task.onnx")
+    text = Path("README.md").read_text(encoding="utf-8")
+    lines = text.split("```python\n")[-1].split("```")[0]
+    needed = (how.frame is not None) + (how.channels is not None) + is_flat
+    assert len([line for line in lines.splitlines() if line]) == 15 + needed
+    for seed, size in enumerate([(17, 9), (9, 23), (how.width, how.height), (3, 2), (40, 40)]):
+        picture(*size, seed=seed).save("photo.jpg")
+        space: dict[str, Any] = {}
+        exec(compile(lines, "README.md", "exec"), space)
+        shown, opened = capsys.readouterr().out.strip(), Image.open("photo.jpg")
+        wanted = store.logits("light", opened)
+        assert np.allclose(space["logits"], wanted, atol=1e-4)
+        assert [shown] == store.predict("light", opened).tolist()
+        assert main(["predict", ".", "--task", "light", "--json", "photo.jpg"]) == 0
+        (told,) = json.loads(capsys.readouterr().out)["predictions"]
+        assert told["classes"][0]["name"] == shown
+
+
+def learned_store(how: Preprocessing, is_flat: bool) -> SubnetStore:
+    """A model of one task, learned from pictures of many colors that became inputs so."""
+    pictures = [picture(how.width, how.height, seed=i) for i in range(40)]
+    pixels = np.stack([how.for_any_size().apply(p) for p in pictures])
+    kinds = np.where(np.arange(40) % 3, "dark", "bright")
+    pixels[kinds == "bright"] //= 2
+    inputs = pixels.reshape(len(pixels), -1) if is_flat else pixels
+    net = (
+        networks.build("mlp", in_features=inputs.shape[1], hidden=(12, 12))
+        if is_flat
+        else networks.build("small-cnn", in_channels=how.shape[0], image_size=max(how.shape[1:]))
+    )
+    task = replace(Task.from_arrays("light", inputs, kinds, valid=0.25), preprocessing=how)
+    learner = TinySubNets(Architecture(net), device="cpu", epochs=1, pruning={"iterations": 0})
+    learner.learn(task)
+    return learner.store
+
+
+def test_the_documentation_has_the_lines_of_the_card() -> None:
+    subnet = learned_store(Preprocessing("RGB", 16, 16, 16), False).subnet("light")
+    page = Path(__file__).parent.parent / "docs" / "models.md"
+    assert onnx_snippet(subnet, "light.onnx", "photos/day/0.png") in page.read_text("utf-8")
+
+
+@FEW
+def test_pictures_without_a_tasks_name() -> None:
+    how = Preprocessing("RGB", 8, 8, resize=10)
+    store = learned_store(how, False)
+    shown = [picture(30, 20, seed=i) for i in range(3)]
+    assert store.predict(shown).labels.tolist() == store.predict("light", shown).tolist()
+    kept = store.subnet("light")
+    other = replace(how, resize=8).as_dict()
+    store.add_(replace(kept, name="close", number=-1, preprocessing=other))
+    with pytest.raises(TaskError, match="pictures become other inputs for task"):
+        store.predict(shown)
+    assert store.predict(shown, among=["close"]).tasks.tolist() == ["close"] * 3
+
+
+def test_a_long_strip_takes_no_gigabytes() -> None:
+    strip = Image.new("L", (60_000, 1))
+    with pytest.raises(DataError, match="60000x1 pixels, too long"):
+        Preprocessing("L", 1000, 1000, resize=1000).apply(strip)
 
 
 def test_runs_and_learned_tasks_record_it(

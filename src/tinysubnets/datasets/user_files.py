@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -148,16 +148,20 @@ def read_task(
     samples: Sequence[Sample | None],
     seed: int,
     normalization: Normalization | None = None,
+    alike: Mapping[Sample, Preprocessing] | None = None,
 ) -> tuple[Task, dict[str, Part]]:
     """A task from a folder or an .npz, with inputs like those the model knows, and its parts.
 
+    - `samples`: what inputs of earlier tasks look like, or should; the last come first.
     - `normalization`: that of a pretrained network, where its channels fit; else it is fitted.
+    - `alike`: how pictures became such samples in earlier tasks.
     """
     known = [s for s in reversed(samples) if s is not None]
     if Path(data).suffix != ".npz":
         # Of tasks learned from pixels and from other numbers, images are to be like the former.
         known.sort(key=lambda s: s.dtype != torch.uint8)
-    parts = read_parts(data, known[0] if known else None, name)
+    sample = known[0] if known else None
+    parts = read_parts(data, sample, name, None if sample is None else (alike or {}).get(sample))
     train, valid, test = parts["train"], parts.get("valid"), parts.get("test")
     is_fitting = normalization is not None and train.inputs.dtype == np.uint8
     is_fitting = is_fitting and train.inputs.ndim == 4
@@ -199,6 +203,27 @@ def image_form(subnet: Subnet) -> Preprocessing:
         )
     done = recorded_preprocessing(subnet)
     return _form(subnet.sample, subnet.name) if done is None else done.for_any_size()
+
+
+def preprocessed_alike(subnets: Iterable[Subnet]) -> dict[Sample, Preprocessing]:
+    """How pictures became inputs of tasks, by what these look like, for further tasks alike.
+
+    Where tasks differ the last one counts. Gray pictures that were framed or repeated to look like
+    others are left out: a further task may have colors.
+    """
+    found = {}
+    for subnet in subnets:
+        try:
+            done = recorded_preprocessing(subnet)
+        except DataError:  # of another version
+            continue
+        if (
+            done is not None
+            and subnet.sample is not None
+            and (done.frame, done.channels) == (None,) * 2
+        ):
+            found[subnet.sample] = done.for_any_size()
+    return found
 
 
 def recorded_preprocessing(subnet: Subnet) -> Preprocessing | None:

@@ -12,6 +12,7 @@ from tinysubnets.text import for_markdown
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
+    from tinysubnets.model.subnet import Subnet
 
 MAX_CHANNELS = 4  # whose means and deviations are shown
 
@@ -48,7 +49,64 @@ def model_card(store: SubnetStore, ledger: Ledger) -> str:
     lines += ["", "| part | bytes |", "|---|---|"]
     lines += [f"| {f.name} | {getattr(ledger.total, f.name) / 8:,.0f} |" for f in fields(Entry)]
     lines += [f"| file | {ledger.file_bytes:,} |", "", *_usage(store), ""]
+    snippets = [s for s in map(onnx_snippet, store.subnets.values()) if s]
+    if snippets:
+        lines += [
+            "Exported (`tsn export MODEL --task TASK task.onnx`) it needs onnxruntime and Pillow "
+            "alone:",
+            "",
+            "```python",
+            *snippets[0].splitlines(),
+            "```",
+            "",
+        ]
     return "\n".join(lines)
+
+
+def onnx_snippet(subnet: Subnet, file: str = "task.onnx", picture: str = "photo.jpg") -> str:
+    """Python that labels a picture by an exported task, with nothing of this package.
+
+    It reads from the file's metadata what is done to pictures. Empty where the task has not
+    recorded that.
+
+    - `file`: the name of the ONNX file.
+    - `picture`: that of the picture.
+    """
+    if subnet.preprocessing is None or subnet.sample is None:
+        return ""
+    try:
+        done = Preprocessing.from_dict(subnet.preprocessing)
+    except DataError:
+        return ""  # of another version
+    lines = [
+        "import json",
+        "import numpy as np",
+        "import onnxruntime",
+        "from PIL import Image",
+        "",
+        f"session = onnxruntime.InferenceSession({file!r})",
+        "about = session.get_modelmeta().custom_metadata_map",
+        'how = json.loads(about["preprocessing"])',
+        f'image, w, h = Image.open({picture!r}).convert(how["mode"]), how["width"], how["height"]',
+        'scale = max(how["resize"] / min(image.size), w / image.width, h / image.height)',
+        "size = max(w, round(image.width * scale)), max(h, round(image.height * scale))",
+        "left, top = (size[0] - w) // 2, (size[1] - h) // 2",
+        "image = image.resize(size, Image.BILINEAR).crop((left, top, left + w, top + h))",
+        "inputs = np.asarray(image).reshape(1, h, w, -1).transpose(0, 3, 1, 2)",
+        'logits = session.run(None, {"inputs": inputs})[0]',
+        'print(json.loads(about["classes"])[logits.argmax()])',
+    ]
+    more = []  # what few tasks need
+    if done.channels is not None:
+        more.append(f"inputs = inputs.repeat({done.channels}, axis=1)")
+    if done.frame is not None:
+        top, left = ((done.frame - side) // 2 for side in (done.height, done.width))
+        bottom, right = done.frame - done.height - top, done.frame - done.width - left
+        edges = f"((0, 0), (0, 0), ({top}, {bottom}), ({left}, {right}))"
+        more.append(f"inputs = np.pad(inputs, {edges})")
+    if subnet.sample.shape != done.shape:
+        more.append(f"inputs = inputs.reshape(1, {', '.join(map(str, subnet.sample.shape))})")
+    return "\n".join([*lines[:-2], *more, *lines[-2:]]) + "\n"
 
 
 def _inputs(store: SubnetStore) -> list[str]:
@@ -112,6 +170,8 @@ def _usage(store: SubnetStore) -> list[str]:
         return [*lines, "print(store.tasks)", "```"]
     sample, name = subnet.sample, subnet.name
     shape = ", ".join(map(str, (2, *sample.shape)))
+    if subnet.preprocessing is not None:
+        lines.append("# Pictures of any size too: from PIL import Image; [Image.open(file)]")
     return [
         *lines,
         f"inputs = torch.zeros(({shape}), dtype={sample.dtype})  # raw: normalized for you",

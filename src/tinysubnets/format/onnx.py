@@ -252,6 +252,9 @@ def _module(
         "labels": json.dumps(module.labels),
         "rule": module.router.rule,
     }
+    ways = {json.dumps(_with_resize(s.preprocessing or {})) for s in module.subnets}
+    if len(ways) == 1 and ways != {"{}"}:  # else what is done depends on the task
+        about["preprocessing"] = ways.pop()
     return module, about, OUTPUTS
 
 

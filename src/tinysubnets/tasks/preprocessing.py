@@ -15,6 +15,7 @@ import numpy as np
 from tinysubnets.errors import DataError
 
 MAX_SIDE = 1 << 14  # pixels that a picture may be brought to
+MAX_PIXELS = 1 << 25  # of a picture once it is resized, where not even more are needed
 # What is always done in the same way, said for readers of a file.
 CONSTANT = {"crop": "center", "interpolation": "bilinear"}
 
@@ -116,6 +117,11 @@ class Preprocessing:
         )
         width = max(self.width, round(image.width * scale))
         height = max(self.height, round(image.height * scale))
+        if width * height > max(MAX_PIXELS, 4 * self.width * self.height):
+            raise DataError(
+                f"the image is {image.width}x{image.height} pixels, too long for its other side to "
+                f"be resized to {self.resize}; cut it to a squarer shape"
+            )
         if (width, height) != (image.width, image.height):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         left, top = (width - self.width) // 2, (height - self.height) // 2
