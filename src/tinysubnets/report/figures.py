@@ -39,6 +39,7 @@ T = TypeVar("T")
 MAX_OVERLAPS = 64  # tasks of which every pair is compared
 MAX_CONFUSED = 8  # tasks whose classes are shown
 MAX_MATRIX, MAX_BARS = 30, 15  # classes up to which pairs are shown, and of more the worst
+NAME_PIXELS = 7.5  # of a character of a task's name, at most on average
 CHUNK = 1 << 19  # so many weights at a time take part in the overlap of masks
 
 
@@ -226,7 +227,10 @@ def per_task(run: Run) -> Figure | None:
                 note = f"{run.tasks[i]['name']}, {kind}: {size_text(size)}"
                 drawing.rect(left, top, right - left, bottom - top - gap, kind, note=note)
             base += size
-    below.draw_x(drawing, [(i + 0.5, str(i + 1)) for i in task_numbers(count)], "task")
+    names = _task_names(run)
+    room = (below.x(count) - below.x(0)) / count / NAME_PIXELS  # characters below a column
+    shown = names if max(map(len, names)) < room else [str(i + 1) for i in range(count)]
+    below.draw_x(drawing, [(i + 0.5, shown[i]) for i in task_numbers(count)], "task")
     return Figure(
         "per-task",
         "Accuracy and bytes per task",
