@@ -121,20 +121,29 @@ def _alike(own: Sequence[CodebookTensor]) -> list[CodebookTensor] | None:
     Values that are fewer than a codebook has centroids stand as themselves, and get one here.
     """
     widths = {c.bits for c in own if c.codes is not None}
-    if len(widths) != 1:
+    if len(widths) != 1 or max(widths) > 8:
         return None
     width, out = widths.pop(), []
     for coded in own:
-        if coded.codes is None and 0 < len(coded) <= 2**width:
-            values, codes = torch.unique(coded.values, return_inverse=True)
-            last = values[-1:].expand(2**width - len(values))
-            coded = CodebookTensor(torch.cat([values, last]), codes.to(torch.uint8), width)
-        elif len(coded) <= 2**width or len(coded.values) < 2**width:
-            if len(coded):
-                return None
-        if len(coded):
+        if coded.codes is None and len(coded) <= 2**width:
+            out.append(_with_codebook(coded, width))
+        elif coded.codes is not None and len(coded) > 2**width == len(coded.values):
             out.append(coded)
-    return out
+        else:
+            return None
+    for coded, other in zip(out, own, strict=True):  # a codebook may lose the sign of a zero
+        if coded is not other and raw_bytes(coded.decode()) != raw_bytes(other.values):
+            return None
+    return [coded for coded in out if len(coded)]
+
+
+def _with_codebook(coded: CodebookTensor, width: int) -> CodebookTensor:
+    """Few values as codes of a full codebook, whose last centroid is repeated."""
+    if not len(coded):
+        return coded
+    values, codes = torch.unique(coded.values, return_inverse=True)
+    last = values[-1:].expand(2**width - len(values))
+    return CodebookTensor(torch.cat([values, last]), codes.to(torch.uint8), width)
 
 
 def _write_alike(
