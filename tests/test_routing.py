@@ -389,6 +389,7 @@ def test_models_without_it_are_routed_by_their_energies() -> None:
         store.subnets = stripped
 
 
+@pytest.mark.slow
 def test_nothing_of_an_isolated_task_enters_another() -> None:
     tasks = permuted()
     x, y = digits()
@@ -503,6 +504,7 @@ def test_features_are_what_the_head_sees() -> None:
     assert not has_features(Architecture(nn.Sequential(*head, nn.Flatten()), head="2"))
 
 
+@pytest.mark.slow
 def test_every_part_finds_tasks() -> None:
     tasks = permuted()[:2]
     for parts in (("energy",), ("inputs",), ("features",), ("energy", "inputs", "features")):
