@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from tinysubnets.method.learner import TinySubNets
 
 CALIBRATION_SAMPLES = 500  # by which norms of the reference are fitted to a new task's inputs
-FINE_TUNING = 0.1  # of the learning rate: what lies below the head has been trained already
+FINE_TUNING = 0.1  # of the learning rate, for differences to a base
+WHOLE = "whole"  # the one rung of a task that climbs no ladder
 
 
 def begin_difference(
@@ -56,7 +57,7 @@ def begin_difference(
         density = settings.density
         if difference.reference is None:
             density = settings.first_density or density
-        return difference.trainer(Rung("whole", density), has_norms=True)
+        return difference.trainer(Rung(WHOLE, density), has_norms=True)
     rungs = parse_rungs(settings.rungs)
     if difference.reference != BASE:  # a head of its own, and norms, such a task has anyhow
         rungs = tuple(r for r in rungs if r.name != "head")
@@ -90,7 +91,7 @@ class Difference:
         - `has_norms`: over a base, whether the task has vectors of its own below the head.
         - `before`: the trained module of the last rung that was climbed, to go on from.
         """
-        learner, settings = self.learner, self.learner.settings
+        learner, settings, core = self.learner, self.learner.settings, self.learner.core
         architecture, own = learner.architecture, None
         if self.reference == BASE:
             own = self._own_params(has_norms)
@@ -109,17 +110,22 @@ class Difference:
             pruning,
             own,
         )
+        module.lr_factors = self._lr_factors(rung)
         bank = self.decision.bank
         return SubnetTrainer(
-            learner.core,
+            core,
             self.task,
             self.decision,
             module,
             lambda trained: _compress(learner, trained, rung, bank),
-            task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
+            task_params=TaskParamSettings(
+                settings.task_param_bits,
+                settings.task_param_tolerance,
+                price=0.0 if rung.name == WHOLE else price_of(settings, core.frozen_base),
+            ),
             reports=learner.reports,
             memory=self.memory,
-            training=self._training(rung, has_norms, is_fast=data is not None),
+            training=self._training(rung, is_fast=data is not None),
             isolated=self.isolated,
             reference=self.reference,
             data=data,
@@ -147,14 +153,25 @@ class Difference:
         on_device = {n: t.to(device) for n, t in tensors.items()}
         return feature_task(architecture, on_device, self.task, device)
 
-    def _training(self, rung: Rung, has_norms: bool, is_fast: bool) -> TrainingSettings:
-        """How a rung is trained: what was trained before more gently, and decayed as set."""
-        training, settings = self.learner.training, self.learner.settings
-        lr = settings.difference_lr
+    def _difference_lr(self) -> float | None:
+        """The learning rate of a difference; None for that of training."""
+        lr = self.learner.settings.difference_lr
         if lr is None and self.reference == BASE:
-            lr = FINE_TUNING * training.lr
-        above_head = rung.density > 0 or has_norms
-        if lr is not None and self.reference is not None and above_head:
+            return FINE_TUNING * self.learner.training.lr
+        return None if self.reference is None else lr
+
+    def _lr_factors(self, rung: Rung) -> dict[str, float]:
+        """By how much less a whole difference is moved than what is trained beside it."""
+        lr = self._difference_lr()
+        if lr is None or rung.name != WHOLE:
+            return {}
+        return {"free": lr / self.learner.training.lr}
+
+    def _training(self, rung: Rung, is_fast: bool) -> TrainingSettings:
+        """How a rung is trained: a difference gently, since all beside it has been trained."""
+        training, settings = self.learner.training, self.learner.settings
+        lr = self._difference_lr()
+        if lr is not None and rung.density > 0 and rung.name != WHOLE:
             training = replace(training, lr=lr, min_lr=min(lr, training.min_lr))
         if settings.difference_decay is not None and self.reference is not None:
             training = replace(training, weight_decay=settings.difference_decay)
@@ -169,7 +186,7 @@ def _compress(
     """A trained rung's mask and codes; on a ladder, post-pruning would only climb down again."""
     if rung.density == 0:
         return Compressed(trained.mask, 1, trained.encode(trained.mask, 1))
-    return (yield from learner.compress(trained, bank, post_pruning=rung.name == "whole"))
+    return (yield from learner.compress(trained, bank, post_pruning=rung.name == WHOLE))
 
 
 def _gone_on(start: InitialState, before: MagnitudeModule) -> InitialState:

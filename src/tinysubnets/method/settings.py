@@ -64,7 +64,7 @@ class TSNSettings:
       "none".
     - `first_density`, `difference_decay`, `difference_lr`: the density of a task without a
       reference, by default `density`; the weight decay of a task with one, and the learning rate of
-      all but its head, by default those of training (over a base, a tenth of that rate).
+      what it adds to its weights, by default those of training (over a base, a tenth of that rate).
     - `price`: how many points of validation accuracy a kilobyte must gain. A task then climbs a
       ladder of `rungs`, each only if it is worth its bytes. 0 trains every task at `density`. By
       default 0.02 over a frozen base, else 0.

@@ -101,7 +101,7 @@ class Training:
             if task.class_weights is None
             else torch.tensor(task.class_weights, dtype=torch.float32, device=device)
         )
-        self.optimizer = make_optimizer(module.groups(), settings, self.device)
+        self.optimizer = make_optimizer(module.groups(), settings, self.device, module.lr_factors)
         self.augmentation = settings.augmentation if settings.augmentation.active else None
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}  # the module's state after its best epoch
