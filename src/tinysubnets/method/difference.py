@@ -7,8 +7,9 @@ pruned gradually. Where bytes have a price, a task climbs a ladder instead; see 
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,9 +20,17 @@ from tinysubnets.method.compress import Compressed, Compressor, TaskParamSetting
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.ladder import LadderTrainer, price_of
 from tinysubnets.method.pruning import PruningStep
+from tinysubnets.method.reuse import below_head, best_earlier
 from tinysubnets.method.settings import Rung, TSNSettings, parse_rungs
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, BankDecision, Subnet
+from tinysubnets.model.subnet import (
+    BASE,
+    MAX_CHAIN,
+    NO_BANK,
+    BankDecision,
+    CodebookTensor,
+    Subnet,
+)
 from tinysubnets.nn.init import InitialState, InitKey, initial_task_params
 from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
 from tinysubnets.nn.norms import unfolded
@@ -60,8 +69,39 @@ def begin_difference(
         return difference.trainer(Rung(WHOLE, density), has_norms=True)
     rungs = parse_rungs(settings.rungs)
     if difference.reference != BASE:  # a head of its own, and norms, such a task has anyhow
-        rungs = tuple(r for r in rungs if r.name != "head")
-    return LadderTrainer(learner.core, task, rungs, difference.trainer, price, learner.reports)
+        rungs = tuple(r for r in rungs if r.name != "head" and not r.reuses)
+    elif isolated:  # nothing of another task may enter it
+        rungs = tuple(r for r in rungs if not r.reuses)
+    return LadderTrainer(learner.core, task, rungs, Rungs(difference), price, learner.reports)
+
+
+class Rungs:
+    """The trainings of a ladder's rungs, over a difference or over what an earlier task added."""
+
+    def __init__(self, difference: Difference) -> None:
+        self.difference = difference
+
+    def __call__(
+        self, rung: Rung, has_norms: bool, reuses: bool, before: MagnitudeModule | None
+    ) -> SubnetTrainer | None:
+        """The training of a rung; None where nothing that could be reused is worth a try.
+
+        - `has_norms`: whether the task has vectors of its own below the head.
+        - `reuses`: whether it is over an earlier task's difference to the base.
+        - `before`: the trained module of the last rung that was climbed, to go on from.
+        """
+        difference = self.reused if reuses else self.difference
+        if difference is None:
+            return None
+        return difference.trainer(rung, has_norms, None if rung.reuses else before)
+
+    @cached_property
+    def reused(self) -> Difference | None:
+        """The task as a difference to the earlier one whose own it can use best."""
+        difference = self.difference
+        learner = difference.learner
+        subnet = best_earlier(learner.store, difference.task, learner.device)
+        return None if subnet is None else _reusing(difference, subnet)
 
 
 @dataclass(frozen=True)
@@ -72,6 +112,7 @@ class Difference:
     - `weights`: those that it is added to [N]; None for zeros.
     - `start`: what training begins with.
     - `memory`: what is kept of the task's inputs to compare later tasks with.
+    - `taken_over`: parameters that it has from an earlier task, as they are stored there.
     """
 
     learner: TinySubNets
@@ -82,6 +123,12 @@ class Difference:
     start: InitialState
     memory: InputStatistics | Tensor | None
     isolated: bool
+    taken_over: Mapping[str, CodebookTensor] = field(default_factory=dict)
+
+    @property
+    def is_over_base(self) -> bool:
+        """Whether it is a difference to the base, or to an earlier task that is one."""
+        return self.learner.core.frozen_base
 
     def trainer(
         self, rung: Rung, has_norms: bool, before: MagnitudeModule | None = None
@@ -93,7 +140,7 @@ class Difference:
         """
         learner, settings, core = self.learner, self.learner.settings, self.learner.core
         architecture, own = learner.architecture, None
-        if self.reference == BASE:
+        if self.is_over_base:
             own = self._own_params(has_norms)
         pruning = MagnitudePruning(
             rung.density, settings.density_exponent, settings.width_in_training, settings.codebooks
@@ -129,6 +176,7 @@ class Difference:
             isolated=self.isolated,
             reference=self.reference,
             data=data,
+            taken_over={n: c for n, c in self.taken_over.items() if n not in (own or ())},
         )
 
     def _own_params(self, has_norms: bool) -> set[str]:
@@ -156,7 +204,7 @@ class Difference:
     def _difference_lr(self) -> float | None:
         """The learning rate of a difference; None for that of training."""
         lr = self.learner.settings.difference_lr
-        if lr is None and self.reference == BASE:
+        if lr is None and self.is_over_base:
             return FINE_TUNING * self.learner.training.lr
         return None if self.reference is None else lr
 
@@ -207,6 +255,26 @@ def _to_base(learner: TinySubNets, task: Task, isolated: bool) -> Difference:
     start = InitialState(torch.zeros(0), torch.zeros(store.layout.num_weights), params)
     decision = BankDecision(bank, f"over the base {store.base.name!r}")
     return Difference(learner, task, decision, BASE, store.base_weights(), start, None, isolated)
+
+
+def _reusing(difference: Difference, subnet: Subnet) -> Difference:
+    """The same task over what an earlier one has added to the base: its weights and vectors."""
+    learner, start = difference.learner, difference.start
+    store = learner.store
+    vectors, tensors = dict(below_head(store, subnet)), store.tensors(subnet.name)
+    params = {
+        n: tensors[n].detach().cpu().clone() if n in vectors else t
+        for n, t in start.task_params.items()
+    }
+    reason = f"{difference.decision.reason}, with what {subnet.name!r} has added to it"
+    return replace(
+        difference,
+        decision=replace(difference.decision, reason=reason, nearest=subnet.name),
+        reference=subnet.number,
+        weights=store.weights(subnet.name),
+        start=replace(start, task_params=params),
+        taken_over=vectors,
+    )
 
 
 def _to_task(
