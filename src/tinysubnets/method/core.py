@@ -49,7 +49,14 @@ from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.routing import RoutingSettings, routing_of
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BASE, NO_BANK, BankDecision, PackedMask, Sample, Subnet
+from tinysubnets.model.subnet import (
+    NO_BANK,
+    BankDecision,
+    CodebookTensor,
+    PackedMask,
+    Sample,
+    Subnet,
+)
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey, initial_state, old_weights_hash
 from tinysubnets.nn.magnitude import MagnitudeModule
@@ -302,6 +309,7 @@ class SubnetTrainer:
       there is none.
     - `data`: what is trained on, where that is not the task itself but what has come of it as far
       as the head.
+    - `taken_over`: task-specific parameters that are kept as another task has them.
     """
 
     def __init__(
@@ -319,8 +327,9 @@ class SubnetTrainer:
         isolated: bool = False,
         reference: int | None = None,
         data: Task | None = None,
+        taken_over: Mapping[str, CodebookTensor] | None = None,
     ) -> None:
-        self.isolated, self.reference = isolated, reference
+        self.isolated, self.reference, self.taken_over = isolated, reference, taken_over or {}
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
@@ -375,7 +384,7 @@ class SubnetTrainer:
         """
         self.training.restore_best_()
         base = self.core.store.base
-        over_base = base is not None and self.reference == BASE
+        over_base = base is not None and self.core.frozen_base
         values = base.values if base is not None and over_base else None
         work = Compressor(self.module, self.training, values)
         compressed = yield from self.compress(work)
@@ -391,7 +400,7 @@ class SubnetTrainer:
             packed_mask=PackedMask.of(compressed.mask),
             bits=compressed.bits,
             own=compressed.own,
-            task_params=coded,
+            task_params={**self.taken_over, **coded},
             shapes=self.core.architecture.task_param_shapes(self.task.num_classes),
             memory=self.memory,
             decision=self.decision,

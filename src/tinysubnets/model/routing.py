@@ -50,6 +50,7 @@ PRIOR = 0.01  # how strongly fitted weights are held, in nats per squared logari
 SHRINKAGE = 0.02  # of a covariance, to the mean of its variances
 BITS = 5  # of what stands below the diagonal of a whitening matrix, and of class means
 BATCH = 500  # samples in a pass
+READ_AT_ONCE = 1 << 27  # values of inputs that a Gaussian is fitted to
 CHUNK_BYTES = 1 << 25  # of raw inputs that all tasks see before the next are read
 MAX_DIMS = 256
 
@@ -842,17 +843,21 @@ def _places(split: Split, count: int) -> Tensor:
 def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: int) -> Gaussian:
     """The Gaussian of a task's training inputs, or of its features."""
     places = _places(task.train, FIT_SAMPLES)
-    raw, labels = task.train.inputs(places), task.train.labels[places]
+    labels = task.train.labels[places]
+    # Large images are read a few at a time, small ones all at once.
+    values = task.train.inputs(slice(0, 1)).numel()
+    pieces = (task.train.inputs(p) for p in places.split(max(BATCH, READ_AT_ONCE // values)))
     if part == "inputs":
-        flat = raw.flatten(1).float()
-        points = flat @ projection(flat.shape[1], dims).T
+        flat = (raw.flatten(1).float() for raw in pieces)
+        points = torch.cat([f @ projection(values, dims).T for f in flat])
         return Gaussian.fit(points, torch.zeros_like(labels), 1)
     wider, num = (
         with_features(store.architecture, store.tensors(subnet.name), dims),
         task.num_classes,
     )
     with torch.no_grad(), arithmetic("float32", deterministic=True):
-        parts = [store.outputs(subnet, wider, r)[:, num:].cpu() for r in raw.split(BATCH)]
+        batches = (batch for raw in pieces for batch in raw.split(BATCH))
+        parts = [store.outputs(subnet, wider, batch)[:, num:].cpu() for batch in batches]
     return Gaussian.fit(torch.cat(parts), labels, num)
 
 
