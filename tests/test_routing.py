@@ -439,11 +439,11 @@ def test_gaussians_are_densities_and_survive_their_storage() -> None:
     near = points[groups == 0][:50]
     ours = fitted.log_density(near) - 2.5 * math.log(2 * math.pi)
     assert float((ours - exact.log_prob(near)).abs().median()) < 0.3
-    record = Record({"features": 0.5}, {"features": (1.0, 2.0)}, features=fitted)
+    record = Record({"features": 0.5}, {"features": (1.0, 2.0)}, gaussians={"features": fitted})
     read = record.rounded()
     assert read.weights == {"features": 0.5} and read.spreads == {"features": (1.0, 2.0)}
-    assert read.features is not None and read.features.means.shape == (3, 5)
-    gap = (read.features.log_density(points) - fitted.log_density(points)).abs()
+    assert read.gaussians["features"].means.shape == (3, 5)
+    gap = (read.gaussians["features"].log_density(points) - fitted.log_density(points)).abs()
     assert float(gap.median()) < 1
     assert Record.read(read.vectors()) is not None
     for name in ("features.means", "features.rows"):

@@ -307,7 +307,8 @@ class SubnetStore:
         entries = self.entries() if task is None else self.chain(self.subnet(task))
         return any(s.reference == BASE or s.adds_to_base or s.from_base() for s in entries)
 
-    def _base_values(self) -> Mapping[str, Tensor]:
+    def base_values(self) -> Mapping[str, Tensor]:
+        """The values of the base, by name; an error where they are not at hand."""
         base = self.base
         if base is None:
             raise TaskError("the values of a base are needed, and the store has none.")
@@ -321,7 +322,7 @@ class SubnetStore:
 
     def base_weights(self) -> Tensor:
         """The shared weights of the base, flat."""
-        values = self._base_values()
+        values = self.base_values()
         return torch.cat([values[s.name].float().flatten() for s in self.layout.shared])
 
     def tensors(self, task: str) -> dict[str, Tensor]:
@@ -333,9 +334,9 @@ class SubnetStore:
                 return tensors
         tensors = self.architecture.split(self.weights(task)) | subnet.task_tensors()
         for name in subnet.from_base():
-            tensors[name] = self._base_values()[name]
+            tensors[name] = self.base_values()[name]
         if subnet.adds_to_base:
-            base = self._base_values()
+            base = self.base_values()
             tensors |= {n: base[n] + tensors[n] for n in subnet.task_params if n in base}
         tensors |= self.architecture.constants
         decoded = {n: t.to(self.device) for n, t in tensors.items()}
@@ -571,7 +572,7 @@ class SubnetStore:
         """Put the base's values into every file that is saved from now on, for use without it."""
         if self.base is None:
             raise TaskError("the model has no base that could be embedded.")
-        self._base_values()
+        self.base_values()
         self.base = replace(self.base, embedded=True)
 
     def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
