@@ -100,9 +100,6 @@ class AllTasks(nn.Module):
         points = {}
         if "inputs" in self._kept:
             points["inputs"] = raw.flatten(1).float() @ self.kept("inputs").T
-        if self._base:
-            base = {n: self.kept(f"base {n}") for n in self._base}
-            points["base"] = self.architecture(base, self.subnets[0].normalization(raw))
         found = [self._claim(i, raw, points, made) for i in range(len(self.subnets))]
         scores = torch.stack([score for score, *_ in found], 1)
         own, chance, answer = (torch.stack([f[i] for f in found], 1) for i in (1, 2, 3))
@@ -138,13 +135,18 @@ class AllTasks(nn.Module):
             assert record is not None
             rows = self.kept(f"features {record.gaussians['features'].dims}")
             tensors = with_rows(self.architecture, tensors, rows)
+        if self._base:
+            base = {n: self.kept(f"base {n}") for n in self._base}
+            seen = self.architecture(base, subnet.normalization(raw))
+            points = {**points, "base": seen}
         outputs = self.architecture(tensors, subnet.normalization(raw))
         logits, features = outputs.tensor_split([len(subnet.classes)], 1)
         parts = {n: _part(n, record, logits, features, points) for n in router.weights}
         score = _weighed(parts, router.weights)
-        own = score if record is None or not router.whole else _weighed(parts, record.weights)
+        whole = record is not None and router.whole
+        own_score = _weighed(parts, record.weights) if whole and record is not None else score
         chance, answer = logits.softmax(1).max(1)
-        return score, own, chance, answer
+        return score, own_score, chance, answer
 
 
 def _part(

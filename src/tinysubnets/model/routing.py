@@ -494,9 +494,15 @@ class Router:
 
     def _densities(self, name: str, raw: Tensor) -> Tensor:
         """A part in common coordinates, of all tasks for a batch [n, tasks]."""
-        gaussians = [r.gaussians[name] for r in self.records]
-        points = common_points(self.store, self.subnets[0], name, raw, gaussians[0].dims)
-        return torch.stack([g.log_density(points) for g in gaussians], 1).cpu()
+        points: dict[Normalization | None, Tensor] = {}
+        found = []
+        for subnet, record in zip(self.subnets, self.records, strict=True):
+            gaussian = record.gaussians[name]
+            seen = None if name == "inputs" else subnet.normalization  # most often one for all
+            if seen not in points:
+                points[seen] = common_points(self.store, subnet, name, raw, gaussian.dims)
+            found.append(gaussian.log_density(points[seen]))
+        return torch.stack(found, 1).cpu()
 
     def _part(self, name: str, column: int, logits: Tensor, features: Tensor | None) -> Tensor:
         """One part of a task's score from the outputs of its network."""
@@ -609,7 +615,7 @@ def raw_part(name: str, logits: Tensor) -> Tensor:
 def common_points(store: SubnetStore, subnet: Subnet, part: str, raw: Tensor, dims: int) -> Tensor:
     """Raw inputs in the coordinates of a common part, before whitening, on the store's device.
 
-    - `subnet`: any task that takes such inputs. With a base all of them normalize alike.
+    - `subnet`: the task whose normalization the base sees.
     - `dims`: how many coordinates there are at most.
     """
     raw = raw.to(store.device)
