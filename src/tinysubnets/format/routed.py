@@ -17,9 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets.errors import TaskError
-from tinysubnets.model.routing import Record, Router, base_tensors, projection, raw_part, with_rows
+from tinysubnets.model.routing import (
+    Record,
+    Router,
+    Told,
+    base_tensors,
+    network_part,
+    projection,
+    told_by,
+    with_rows,
+)
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, NO_BANK, Subnet
+from tinysubnets.tasks.rotations import ROTATIONS, turned
 
 OUTPUTS = ("task", "label", "probability", "confidence", "unknown", "scores")
 
@@ -139,34 +149,22 @@ class AllTasks(nn.Module):
             base = {n: self.kept(f"base {n}") for n in self._base}
             seen = self.architecture(base, subnet.normalization(raw))
             points = {**points, "base": seen}
-        outputs = self.architecture(tensors, subnet.normalization(raw))
-        logits, features = outputs.tensor_split([len(subnet.classes)], 1)
-        parts = {n: _part(n, record, logits, features, points) for n in router.weights}
+        images = subnet.normalization(raw)
+        turns = range(ROTATIONS if subnet.rotations else 1)
+        told = told_by(subnet, [self.architecture(tensors, turned(images, k)) for k in turns])
+        parts = {n: _part(n, record, told, points) for n in router.weights}
         score = _weighed(parts, router.weights)
         whole = record is not None and router.whole
         own_score = _weighed(parts, record.weights) if whole and record is not None else score
-        chance, answer = logits.softmax(1).max(1)
+        chance, answer = told.logits.softmax(1).max(1)
         return score, own_score, chance, answer
 
 
-def _part(
-    name: str,
-    record: Record | None,
-    logits: Tensor,
-    features: Tensor,
-    points: Mapping[str, Tensor],
-) -> Tensor:
+def _part(name: str, record: Record | None, told: Told, points: Mapping[str, Tensor]) -> Tensor:
     """One part of a score [batch]; raw where a task keeps no record."""
-    if record is None:
-        return raw_part(name, logits)
-    if name in points:
+    if record is not None and name in points:
         return record.gaussians[name].log_density(points[name])
-    if name == "features":
-        values = record.gaussians[name].log_density(features)
-    else:
-        values = raw_part(name, logits)
-    mean, deviation = record.spreads[name]
-    return (values - mean) / deviation
+    return network_part(name, record, told)
 
 
 class _Weights:

@@ -11,7 +11,9 @@ inputs look so:
   that all tasks share, so that one product serves all of them;
 - base: where tasks have a pretrained base, the same of what its head would see, with a mean for
   each class; one pass of the base serves all tasks;
-- features: the same of what the task's own head sees; standardized.
+- features: the same of what the task's own head sees; standardized;
+- rotation: where images were learned in rotations, how surely the task's network tells how the
+  image is turned; standardized.
 
 What is kept for this with a task, `Subnet.routing`, is made when it is learned and never changes:
 from its own data, and from what the networks of earlier tasks say to them.
@@ -23,7 +25,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +37,7 @@ from tinysubnets.model.subnet import Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.checks import Label, as_tensor, is_tokens
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.rotations import ROTATIONS, joined, rotation_evidence, turned
 from tinysubnets.tasks.sources import batches, is_dataset
 from tinysubnets.tasks.task import Split, Task
 from tinysubnets.training.precision import arithmetic
@@ -44,7 +47,8 @@ if TYPE_CHECKING:
 
 # The weight of each part where no earlier task has told a better one. Log-densities of dependent
 # dimensions say too much, so that those of inputs and features count for less than they are.
-PARTS = {"energy": 1.0, "inputs": 0.3, "base": 0.3, "features": 0.3}
+PARTS = {"energy": 1.0, "inputs": 0.3, "base": 0.3, "features": 0.3, "rotation": 1.0}
+DENSITIES = ("inputs", "base", "features")  # parts that are the density of a Gaussian
 COMMON = ("inputs", "base")  # parts in coordinates that all tasks share: comparable as they are
 RULES = ("energy", "entropy")  # beside what tasks keep: these need nothing that is kept
 FIT_SAMPLES, VALID_SAMPLES = 5000, 2000  # training data of a Gaussian; validation data
@@ -61,18 +65,26 @@ MAX_DIMS = 256
 class RoutingSettings:
     """What is kept with a task to recognize its inputs without its name.
 
-    - `parts`: what scores are made of, of "energy", "inputs", "base" (with a pretrained base) and
-      "features"; empty keeps nothing.
+    - `parts`: what scores are made of, of "energy", "inputs", "base" (with a pretrained base),
+      "features" and "rotation" (where rotations are learned); empty keeps nothing.
     - `dims`: the dimensions of the projections of inputs and features: bytes grow with its square.
     - `calibrate`: whether the weights of the parts are fitted to the task's validation data against
       the scores that earlier tasks have for them.
     - `unknown_share`: the share of a task's own inputs that may be taken for unknown ones.
+    - `rotations`: whether images are learned in four rotations, each of them a class apart: four
+      times the outputs and the steps of training. Where the task is told, "one-pass" answers by the
+      upright image alone, "four-pass" by the mean over an image's rotations. Where it is not told,
+      four passes answer with both. "none" learns images as they are.
     """
 
-    parts: tuple[Literal["energy", "inputs", "base", "features"], ...] = ("energy", "inputs")
+    parts: tuple[Literal["energy", "inputs", "base", "features", "rotation"], ...] = (
+        "energy",
+        "inputs",
+    )
     dims: int = 16
     calibrate: bool = True
     unknown_share: float = 0.05
+    rotations: Literal["none", "one-pass", "four-pass"] = "none"
 
     def __post_init__(self) -> None:
         if len(set(self.parts)) != len(self.parts):
@@ -86,6 +98,11 @@ class RoutingSettings:
                 f"routing.unknown_share = {self.unknown_share!r} is not allowed; give a share of "
                 "at least 0, below 1."
             )
+
+    @property
+    def passes(self) -> int:
+        """How many rotations of an image answer for a task that is told; 0 learns none."""
+        return {"none": 0, "one-pass": 1, "four-pass": ROTATIONS}[self.rotations]
 
 
 # What a user gets.
@@ -248,7 +265,7 @@ class Record:
     The vectors, of which those of the parts it has not are left out:
 
     - "score": the three numbers;
-    - "energy": weight, mean and deviation;
+    - "energy", "rotation": weight, mean and deviation;
     - "inputs": weight, logarithms of the whitening matrix's diagonal, mean;
     - "base": weight, logarithms of the diagonal;
     - "features": weight, mean and deviation, logarithms of the diagonal;
@@ -271,9 +288,9 @@ class Record:
         gaussians = {}
         for part, head in heads.items():
             first = 1 if part in COMMON else 3  # behind the weight, or the spread
-            if len(head) < first + (part != "energy"):
+            if len(head) < first + (part in DENSITIES):
                 return None
-            if part == "energy":
+            if part not in DENSITIES:
                 continue
             logs, means = head[first:], vectors.get(f"{part}.means", torch.zeros(0))
             if part == "inputs":
@@ -482,11 +499,12 @@ class Router:
             best = cheap.topk(shortlist, 1).indices
             asked = torch.zeros_like(asked).scatter_(1, best, True)
         for columns, rows, outputs in self._outputs(chunk, asked):
-            for column, (logits, features) in zip(columns, outputs, strict=True):
+            for column, told in zip(columns, outputs, strict=True):
+                record = self.records[column] if self.records else None
                 for name in (n for n in parts if n not in COMMON):
-                    parts[name][rows, column] = self._part(name, column, logits, features).cpu()
+                    parts[name][rows, column] = network_part(name, record, told).cpu()
                 if with_answers:
-                    chance = logits.softmax(1).max(1)
+                    chance = told.logits.softmax(1).max(1)
                     answers[rows, column] = chance.indices.cpu()
                     probability[rows, column] = chance.values.cpu()
         self._last = None
@@ -504,23 +522,10 @@ class Router:
             found.append(gaussian.log_density(points[seen]))
         return torch.stack(found, 1).cpu()
 
-    def _part(self, name: str, column: int, logits: Tensor, features: Tensor | None) -> Tensor:
-        """One part of a task's score from the outputs of its network."""
-        if not self.records:
-            return raw_part(name, logits)
-        record = self.records[column]
-        if name == "features":
-            assert features is not None
-            values = record.gaussians[name].log_density(features)
-        else:
-            values = raw_part(name, logits)
-        mean, deviation = record.spreads[name]
-        return (values - mean) / deviation
-
     def _outputs(
         self, chunk: Sequence[Tensor], asked: Tensor
-    ) -> Iterator[tuple[list[int], Tensor, list[tuple[Tensor, Tensor | None]]]]:
-        """Columns, rows, and per column the logits and features of the batches, in some order."""
+    ) -> Iterator[tuple[list[int], Tensor, list[Told]]]:
+        """Columns, rows, and per column what its network tells of a batch, in some order."""
         starts = np.cumsum([0, *map(len, chunk)])
         groups = self._groups() if self.stacked else [[c] for c in range(len(self.subnets))]
         for group in groups:
@@ -537,20 +542,23 @@ class Router:
         kinds: dict[Any, list[int]] = {}
         for column, subnet in enumerate(self.subnets):
             shapes = tuple(sorted(subnet.shapes.items()))
-            normalization = subnet.normalization
-            kinds.setdefault((shapes, bool(normalization.mean)), []).append(column)
+            kind = shapes, bool(subnet.normalization.mean), bool(subnet.rotations)
+            kinds.setdefault(kind, []).append(column)
         return list(kinds.values())
 
     def _prepared(self, group: Sequence[int]) -> Any:
-        """What computes logits and features of a raw batch for each task of a group."""
+        """What computes, for a raw batch, what the network of each task of a group tells of it."""
         networks = [self._network(column) for column in group]
         if len(group) > 1:
             return self._stack(group, networks)
-        subnet, (tensors, dims) = self.subnets[group[0]], networks[0]
+        subnet, tensors = self.subnets[group[0]], networks[0]
 
-        def one(raw: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        def one(raw: Tensor) -> list[Told]:
             seen = self._seen(subnet.normalization, raw)
-            return [_divided(self.store.outputs(subnet, tensors, raw, seen), dims)]
+            outputs = [
+                self.store.outputs(subnet, tensors, raw, turned(seen, k)) for k in _turns(subnet)
+            ]
+            return [told_by(subnet, outputs)]
 
         return one
 
@@ -561,34 +569,32 @@ class Router:
             last = self._last = normalization, raw, normalization(raw.to(self.store.device))
         return last[2]
 
-    def _network(self, column: int) -> tuple[dict[str, Tensor], int]:
+    def _network(self, column: int) -> dict[str, Tensor]:
         """A task's tensors, with rows for the projected features where they are wanted."""
         tensors = self.store.tensors(self.subnets[column].name)
         if "features" not in self.weights:
-            return tensors, 0
+            return tensors
         dims = self.records[column].gaussians["features"].dims
-        return with_features(self.store.architecture, tensors, dims), dims
+        return with_features(self.store.architecture, tensors, dims)
 
-    def _stack(
-        self, group: Sequence[int], networks: Sequence[tuple[dict[str, Tensor], int]]
-    ) -> Any:
+    def _stack(self, group: Sequence[int], networks: Sequence[dict[str, Tensor]]) -> Any:
         """All tasks of a group in one pass over stacked tensors, or one by one where that fails."""
         store, subnets = self.store, [self.subnets[c] for c in group]
-        stacked = {n: torch.stack([t[n] for t, _ in networks]) for n in networks[0][0]}
+        stacked = {n: torch.stack([t[n] for t in networks]) for n in networks[0]}
         same = len({s.normalization for s in subnets}) == 1
         network = torch.func.vmap(store.architecture, in_dims=(0, None if same else 0))
         singles = [self._prepared([column]) for column in group]
 
-        def together(raw: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        def together(raw: Tensor) -> list[Told]:
             raw = raw.to(store.device)
             seen = subnets[0].normalization(raw)
             if not same:
                 seen = torch.stack([s.normalization(raw) for s in subnets])
             try:
-                outputs = network(stacked, seen)
+                outputs = [network(stacked, turned(seen, k)) for k in _turns(subnets[0])]
             except RuntimeError:  # a layer that vmap does not know
                 return [single(raw)[0] for single in singles]
-            return [_divided(o, dims) for o, (_, dims) in zip(outputs, networks, strict=True)]
+            return [told_by(s, [o[i] for o in outputs]) for i, s in enumerate(subnets)]
 
         return together
 
@@ -599,17 +605,53 @@ def _have(records: Sequence[Record], part: str) -> bool:
     return len(found) == len(records) and len(set(found)) == 1
 
 
-def _divided(outputs: Tensor, dims: int) -> tuple[Tensor, Tensor | None]:
-    """Outputs of a head with rows for features behind its own, apart."""
-    return (outputs[:, :-dims], outputs[:, -dims:]) if dims else (outputs, None)
+class Told(NamedTuple):
+    """What a task's network tells of a batch.
+
+    - `logits`: [n, classes]; where rotations were learned, the mean over those of an image.
+    - `features`: [n, dims], the head's projected inputs; of dimension 0 where nobody wants them.
+    - `rotation`: [n], how surely it tells how images are turned; None where none were learned.
+    """
+
+    logits: Tensor
+    features: Tensor
+    rotation: Tensor | None
 
 
-def raw_part(name: str, logits: Tensor) -> Tensor:
-    """What logits [n, classes] alone say: their energy, or less their entropy."""
+def told_by(subnet: Subnet, outputs: Sequence[Tensor]) -> Told:
+    """What a network tells by its outputs for a batch, or for each rotation of it."""
+    num = subnet.num_outputs
+    heads, features = [o[:, :num] for o in outputs], outputs[0][:, num:]
+    if not subnet.rotations:
+        return Told(heads[0], features, None)
+    return Told(joined(heads), features, rotation_evidence(heads))
+
+
+def _turns(subnet: Subnet) -> range:
+    """How often images are turned to the left before a task's network sees them, in order."""
+    return range(ROTATIONS if subnet.rotations else 1)
+
+
+def network_part(name: str, record: Record | None, told: Told) -> Tensor:
+    """A part of a task's score by its network [n], standardized by what the task keeps, if it does.
+
+    "entropy" is the negative one: more is surer, as with all others.
+    """
     if name == "energy":
-        return logits.logsumexp(1)
-    shares = logits.log_softmax(1)
-    return (shares.exp() * shares).sum(1)
+        values = told.logits.logsumexp(1)
+    elif name == "entropy":
+        shares = told.logits.log_softmax(1)
+        values = (shares.exp() * shares).sum(1)
+    elif name == "rotation":
+        assert told.rotation is not None
+        values = told.rotation
+    else:
+        assert name == "features" and record is not None
+        values = record.gaussians[name].log_density(told.features)
+    if record is None:
+        return values
+    mean, deviation = record.spreads[name]
+    return (values - mean) / deviation
 
 
 def common_points(store: SubnetStore, subnet: Subnet, part: str, raw: Tensor, dims: int) -> Tensor:
@@ -834,14 +876,14 @@ def routing_of(store: SubnetStore, task: Task, settings: RoutingSettings) -> dic
     """
     subnet = store.subnet(task.name)
     raw = _some(task.valid, VALID_SAMPLES)
-    wanted = [p for p in PARTS if p in settings.parts and _can_have(store, p, raw)]
+    wanted = [p for p in PARTS if p in settings.parts and _can_have(store, subnet, p, raw)]
     if not wanted:
         return {}
     record = Record(
         {p: PARTS[p] for p in wanted},
         {p: (0.0, 1.0) for p in wanted if p not in COMMON},
         gaussians={
-            p: _gaussian(store, subnet, task, p, settings.dims) for p in wanted if p != "energy"
+            p: _gaussian(store, subnet, task, p, settings.dims) for p in wanted if p in DENSITIES
         },
     ).rounded()
     own = _claims(store, [replace(subnet, routing=record.vectors())], raw)
@@ -857,8 +899,10 @@ def routing_of(store: SubnetStore, task: Task, settings: RoutingSettings) -> dic
     return replace(record, score=(mean, deviation, float(least))).vectors()
 
 
-def _can_have(store: SubnetStore, part: str, raw: Tensor) -> bool:
-    """Whether a part is defined for tasks of a store with such inputs."""
+def _can_have(store: SubnetStore, subnet: Subnet, part: str, raw: Tensor) -> bool:
+    """Whether a part is defined for a task with such inputs."""
+    if part == "rotation":
+        return bool(subnet.rotations)
     if part == "inputs":
         return not is_tokens(raw)
     if part == "base" and (store.base is None or store.base.values is None):
@@ -888,7 +932,8 @@ def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: i
             if part in COMMON:
                 points.append(common_points(store, subnet, part, raw, dims).cpu())
             else:
-                points.append(store.outputs(subnet, tensors, raw)[:, num:].cpu())
+                outputs = store.outputs(subnet, tensors, raw)
+                points.append(told_by(subnet, [outputs]).features.cpu())
     if part == "inputs":  # classes of inputs overlap: one mean is as good
         labels, num = torch.zeros_like(labels), 1
     return Gaussian.fit(torch.cat(points), labels, num)
