@@ -228,13 +228,13 @@ def private(
     key = "private" if config["format"] == 1 else "task_params"
     head, other = Bytes(sections["heads", place]), Bytes(sections[key, place])
     other.floats(2 * task.get("channels", 0), 1)
-    classes = len(config["classes"][task["classes"]])
+    outputs = len(config["classes"][task["classes"]]) * (4 if task.get("rotations") else 1)
     absent = {}
     for first, count, step, *value in config["absent"][task["absent"]] if "absent" in task else ():
         absent |= {first + i * step: value for i in range(count)}
     out, shapes = {}, {}
     for where, (name, shape, *_) in enumerate(config["architecture"][key]):
-        shapes[name] = [classes, *shape[1:]] if shape and shape[0] == 0 else shape
+        shapes[name] = [outputs, *shape[1:]] if shape and shape[0] == 0 else shape
         if where in absent:
             value = absent[where]
             out[name] = np.full(shapes[name], value[0], np.float32) if value else base[name]

@@ -544,7 +544,6 @@ def test_large_images_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     whole = Task.from_arrays("a", images, labels).normalization
     monkeypatch.setattr(tasks, "FITTED_AT_ONCE", 16 * sample)
     monkeypatch.setitem(loader.EVAL_VALUES, "cpu", 16 * sample)
-    monkeypatch.setattr(routing, "READ_AT_ONCE", 10 * sample)
     monkeypatch.setattr(routing, "BATCH", 10)
 
     def learn() -> bytes:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import test_base as over_base
 from digit_tasks import digits, permuted, split
 from tinysubnets import networks
 from tinysubnets.baselines.masked import WSN
@@ -21,6 +22,7 @@ from tinysubnets.cli import main
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.experiments import metrics
 from tinysubnets.experiments.routing import Routed, auroc, without_task
+from tinysubnets.format.routed import AllTasks
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.routing import (
     PARTS,
@@ -440,11 +442,11 @@ def test_gaussians_are_densities_and_survive_their_storage() -> None:
     near = points[groups == 0][:50]
     ours = fitted.log_density(near) - 2.5 * math.log(2 * math.pi)
     assert float((ours - exact.log_prob(near)).abs().median()) < 0.3
-    record = Record({"features": 0.5}, {"features": (1.0, 2.0)}, features=fitted)
+    record = Record({"features": 0.5}, {"features": (1.0, 2.0)}, gaussians={"features": fitted})
     read = record.rounded()
     assert read.weights == {"features": 0.5} and read.spreads == {"features": (1.0, 2.0)}
-    assert read.features is not None and read.features.means.shape == (3, 5)
-    gap = (read.features.log_density(points) - fitted.log_density(points)).abs()
+    assert read.gaussians["features"].means.shape == (3, 5)
+    gap = (read.gaussians["features"].log_density(points) - fitted.log_density(points)).abs()
     assert float(gap.median()) < 1
     assert Record.read(read.vectors()) is not None
     for name in ("features.means", "features.rows"):
@@ -515,6 +517,27 @@ def test_every_part_finds_tasks() -> None:
         shares = [float((f.tasks == t.name).mean()) for f, t in zip(found, tasks, strict=True)]
         assert min(shares) > 0.8, (parts, shares)
         assert found[0].rule == " + ".join(parts)
+
+
+def test_a_pretrained_base_finds_tasks_by_its_own_features() -> None:
+    one = over_base.learner(routing={"parts": ["energy", "base"], "dims": 8})
+    for number in range(3):
+        one.learn(over_base.points(number))
+    store, records = one.store, [one.store.subnet(f"t{n}").routing for n in range(3)]
+    assert all(r["base.means"].shape == (3 * 8,) for r in records)
+    inputs = torch.cat([over_base.points(n).valid.inputs() for n in range(3)])
+    names = np.repeat(["t0", "t1", "t2"], len(inputs) // 3)
+    found = store.route(inputs)
+    assert found.rule == "energy + base" and (found.tasks == names).mean() > 0.6
+    # One pass of the base for all tasks, and then few networks.
+    short = store.route(inputs, shortlist=1)
+    assert (np.isfinite(short.scores).sum(1) == 1).all()
+    exported = AllTasks(store)(inputs)[5]
+    assert np.allclose(exported.numpy(), found.scores, atol=1e-3)
+    # Other networks have no base to ask.
+    plain = make(routing={"parts": ["energy", "base"]})
+    plain.learn(permuted()[0])
+    assert set(plain.store.subnet("p0").routing) == {"score", "energy"}
 
 
 # What is measured.

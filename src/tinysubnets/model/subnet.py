@@ -17,6 +17,7 @@ from tinysubnets.nn.codebook import assign, fit, round_centroids
 from tinysubnets.tasks.checks import channels_first, check_numbers, layout_hint
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.rotations import ROTATIONS
 from tinysubnets.tasks.task import Label
 
 
@@ -183,6 +184,8 @@ class Subnet:
     - `reference`: the number of an earlier subnet, or `BASE`: what the mask holds is added to the
       decoded weights of that one. None where the weights are what the mask holds, and 0 elsewhere.
     - `adds_to_base`: whether task-specific parameters that the base has too are added to its own.
+    - `rotations`: 0 where the head has an output per class. Else it has one per class and rotation
+      of an image, and a known task is answered by so many of them, 1 or 4; see `tasks.rotations`.
     """
 
     name: str
@@ -206,6 +209,7 @@ class Subnet:
     routing: Mapping[str, Tensor] = field(default_factory=dict)
     reference: int | None = None
     adds_to_base: bool = False
+    rotations: int = 0
 
     def __repr__(self) -> str:
         return (
@@ -218,6 +222,11 @@ class Subnet:
     def mask(self) -> Tensor:
         """Which blocks of shared weights the task uses, bool [num_blocks]; unpacked anew."""
         return self.packed_mask.unpack()
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs the head has."""
+        return len(self.classes) * (ROTATIONS if self.rotations else 1)
 
     @property
     def num_new(self) -> int:
