@@ -404,6 +404,7 @@ class SubnetTrainer:
         work.check_finite(compressed, coded)
         if passes := self.core.routing.passes:  # measured so far: images and how they are turned
             accuracy = work.class_accuracy(compressed, coded, passes)
+        preprocessing = self.task.preprocessing
         subnet = Subnet(
             name=self.task.name,
             classes=self.task.classes,
@@ -420,6 +421,7 @@ class SubnetTrainer:
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
             isolated=self.isolated,
+            preprocessing=None if preprocessing is None else preprocessing.as_dict(),
             reference=self.reference,
             adds_to_base=over_base,
             rotations=self.core.routing.passes,

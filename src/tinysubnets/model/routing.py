@@ -35,7 +35,7 @@ from tinysubnets import seeds
 from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.model.subnet import Subnet, code
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.checks import Label, as_tensor, is_tokens
+from tinysubnets.tasks.checks import Label, Pixels, as_tensor, is_tokens
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.rotations import ROTATIONS, joined, rotation_evidence, turned
 from tinysubnets.tasks.sources import batches, is_dataset
@@ -474,10 +474,8 @@ class Router:
                 f"shortlist = {shortlist}: give a number of tasks from 1, where all candidates "
                 f"keep one of the routing parts {', '.join(map(repr, COMMON))}."
             )
-        found = [
-            self._chunk(chunk, shortlist, answers)
-            for chunk in _chunks(batches(inputs, batch_size), self.subnets)
-        ]
+        given = batches(inputs, batch_size, _common_pixels(self.subnets))
+        found = [self._chunk(chunk, shortlist, answers) for chunk in _chunks(given, self.subnets)]
         empty = torch.zeros(0, len(self.subnets))
         nothing = Claims(dict.fromkeys(self.weights, empty), empty.long(), empty)
         return Claims.joined([nothing, *found])
@@ -738,7 +736,7 @@ def candidates(
     subnets = sorted((store.subnet(n) for n in names), key=lambda s: s.number)
     if not subnets:
         raise TaskError("there is no task to choose from; learn one, or name some in `among`.")
-    first, inputs = _first(inputs)
+    first, inputs = _first(inputs, _common_pixels(subnets))
     fitting = [s for s in subnets if _fits(s, first)]
     if not fitting:
         samples = sorted({str(s.sample.shape) for s in subnets if s.sample is not None})
@@ -750,12 +748,30 @@ def candidates(
     return fitting, inputs
 
 
-def _first(inputs: Any) -> tuple[Tensor, Any]:
+def _common_pixels(subnets: Sequence[Subnet]) -> Pixels:
+    """What makes a raw input of a picture of Pillow, where it may be of any of these tasks."""
+    recorded = {str(s.preprocessing): s for s in subnets if s.preprocessing is not None}
+    kinds = list(recorded.values()) or list(subnets)[:1]
+
+    def common(picture: Any) -> np.ndarray:
+        made, *others = (s.pixels(picture) for s in kinds)
+        if not all(np.array_equal(made, other) for other in others):
+            names = " and ".join(repr(s.name) for s in kinds[:2])
+            raise TaskError(
+                f"pictures become other inputs for task {names}, so none says which is meant; name "
+                "the task, or in `among` tasks that take pictures alike."
+            )
+        return made
+
+    return common
+
+
+def _first(inputs: Any, pixels: Pixels) -> tuple[Tensor, Any]:
     """Some first inputs, to see what they are, and inputs that still hold them."""
     if is_dataset(inputs):
-        return next(batches(inputs, 1), torch.zeros(0)), inputs
+        return next(batches(inputs, 1, pixels), torch.zeros(0)), inputs
     try:
-        raw = as_tensor(inputs)
+        raw = as_tensor(inputs, pixels)
     except TypeError as error:
         raise TaskError(f"arrays or tensors of numbers are needed: {error}") from error
     return raw[:256] if raw.ndim else raw, raw

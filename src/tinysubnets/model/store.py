@@ -362,7 +362,7 @@ class SubnetStore:
         """Logits batch by batch; `check_scale` also refuses pixels that were scaled already."""
         task, tensors, parts = subnet.name, self.tensors(subnet.name), []
         try:
-            for raw in batches(inputs, batch_size):
+            for raw in batches(inputs, batch_size, subnet.pixels):
                 subnet.check_inputs(raw)
                 parts.append(self.task_logits(subnet, tensors, raw).cpu())
                 if check_scale:
@@ -512,8 +512,15 @@ class SubnetStore:
           loader alone.
         """
         name, data = (task.name, task) if isinstance(task, Task) else (task, data)
-        classes = self.subnet(name).classes
-        return evaluate(lambda raw: self._answers(name, raw), name, classes, data, labels)
+        subnet = self.subnet(name)
+        return evaluate(
+            lambda raw: self._answers(name, raw),
+            name,
+            subnet.classes,
+            data,
+            labels,
+            subnet.pixels,
+        )
 
     def module(self, task: str) -> nn.Module:
         """A plain module for one task: raw inputs in, logits out, nothing of this package.

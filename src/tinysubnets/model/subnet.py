@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +15,15 @@ from tinysubnets.coding.bits import pack_mask, unpack_mask
 from tinysubnets.coding.grids import Grid, check_grid, grid_values, round_to_grid
 from tinysubnets.errors import TaskError
 from tinysubnets.nn.codebook import assign, fit, round_centroids
-from tinysubnets.tasks.checks import channels_first, check_numbers, layout_hint
+from tinysubnets.tasks.checks import (
+    channels_first,
+    check_numbers,
+    layout_hint,
+    picture_pixels,
+)
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.preprocessing import Preprocessing
 from tinysubnets.tasks.rotations import ROTATIONS
 from tinysubnets.tasks.task import Label
 
@@ -232,6 +239,14 @@ class Subnet:
     def num_new(self) -> int:
         """How many weights this task has of its own."""
         return sum(len(c) for c in self.own)
+
+    def pixels(self, picture: Any) -> np.ndarray:
+        """A picture of Pillow as one raw input: preprocessed as recorded, else as it is."""
+        if self.preprocessing is None:
+            return picture_pixels(picture)
+        done = Preprocessing.from_dict(self.preprocessing).for_any_size().apply(picture)
+        fits = self.sample is not None and done.size == math.prod(self.sample.shape)
+        return done.reshape(self.sample.shape) if fits and self.sample is not None else done
 
     def check_inputs(self, inputs: Tensor) -> None:
         """Refuse a batch of raw inputs that a network would take for something else."""
