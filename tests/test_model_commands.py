@@ -70,7 +70,7 @@ def test_inspect_shows_every_byte(model: Path, capsys: pytest.CaptureFixture[str
     for word in (
         "codebooks",
         "shared tensors",
-        "the paper's way of counting: codes, codebooks and masks alone",
+        "the paper's way of counting: without heads, routing and metadata",
         "seven-task Huffman",
         "free",
     ):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
+CAPACITY_VIEWS = ("file", "paper", "worked_example", "printed", "file_bytes")
 MAX_CONFUSED = 50  # classes up to which a result has the counts of all pairs
 
 
@@ -69,10 +70,7 @@ def build(
             _task(learner, probe, size, (matrix[i][i], matrix[-1][i]), counts)
             for i, (probe, size, counts) in enumerate(zip(probes, sizes, confusions, strict=True))
         ],
-        "capacity": {
-            name: ledger.get(name) for name in ("file", "paper", "worked_example", "file_bytes")
-        }
-        | dict(learner.capacity()),
+        "capacity": {name: ledger.get(name) for name in CAPACITY_VIEWS} | dict(learner.capacity()),
         "free_share": None if store is None else store.free_share(),
         "ledger": ledger,
         "without_task": without_task,
@@ -247,7 +245,7 @@ class Run:
         return float(value) if is_number else None
 
     def capacity(self, view: str) -> float | None:
-        """The size in one of the three views, over the dense float32 shared weights."""
+        """The size in one of the four views, over the dense float32 shared weights."""
         value = (self.result.get("capacity") or {}).get(view)
         if value is None:
             value = (self.result.get("ledger") or {}).get(view)

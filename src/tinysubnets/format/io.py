@@ -209,6 +209,7 @@ def ledger_of_sizes(
         raw_mask_bits=layout.num_blocks * len(subnets),
         samples_kept=any(isinstance(s.memory, Tensor) for s in subnets),
         masks_from="coded",
+        num_layers=len(layout.segments),
         file_bytes=round(sum(entries.values(), common).total) // 8,
     )
 

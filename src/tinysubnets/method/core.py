@@ -292,6 +292,68 @@ class MaskedCore:
             )
 
 
+class Continued:
+    """What scores and free values go on from where they `continue`, by the number of a bank.
+
+    - `scores` [blocks], `free` [N]: of the best epoch of the bank's last task, on the CPU.
+    - `entries`: number and name of every entry of the store then. Where the store has others, the
+      values come from other tasks than it holds.
+    """
+
+    def __init__(self) -> None:
+        self.scores: dict[int, Tensor] = {}
+        self.free: dict[int, Tensor] = {}
+        self.entries: list[list[Any]] = []
+
+    def keep_(self, bank: int, module: TaskModule, store: SubnetStore) -> None:
+        """Take what a task has trained, once it is claimed."""
+        self.scores[bank] = module.scores.detach().cpu().clone()
+        self.free[bank] = module.free.detach().cpu().clone()
+        self.entries = entries_of(store)
+
+    def start(self, bank: int, fresh: InitialState) -> InitialState:
+        """What the next task of a bank starts from: fresh values where it is the bank's first."""
+        if bank not in self.scores:
+            return fresh
+        return InitialState(self.scores[bank], self.free[bank], fresh.task_params)
+
+    def check(self, store: SubnetStore) -> None:
+        """Refuse to go on over a store that other tasks were learned in, or removed from."""
+        if entries_of(store) == self.entries:
+            return
+        known = {tuple(e) for e in entries_of(store)}
+        removed = [name for number, name in self.entries if (number, name) not in known]
+        cause = (
+            f"what they come from has changed: {', '.join(map(repr, removed))} was removed"
+            if removed
+            else "they are not part of a model file, but lie in the checkpoint of its run"
+        )
+        raise SettingError(
+            "score_init = 'continue' goes on from the scores and free values of the last task, and "
+            f"{cause}. Learn on with score_init = 'previous_mask' or 'random' (on the command line "
+            "--set tsn.score_init=previous_mask), or learn all tasks in one run."
+        )
+
+    def state(self) -> State:
+        """All of it as tensors by name and plain data."""
+        kinds = {"scores": self.scores, "free": self.free}
+        tensors = {f"continued.{k}.{b}": t for k, own in kinds.items() for b, t in own.items()}
+        return tensors, {"continued": self.entries}
+
+    def restore_(self, tensors: Mapping[str, Tensor], entries: Sequence[Sequence[Any]]) -> None:
+        """Go on from a state."""
+        for name, tensor in tensors.items():
+            if name.startswith("continued."):
+                _, kind, bank = name.split(".")
+                (self.scores if kind == "scores" else self.free)[int(bank)] = tensor
+        self.entries = [list(e) for e in entries]
+
+
+def entries_of(store: SubnetStore) -> list[list[Any]]:
+    """Number and name of every entry of a store, in order."""
+    return [[s.number, s.name] for s in store.entries()]
+
+
 Compress = Callable[[Compressor], Generator[PruningStep, None, Compressed]]
 
 
@@ -319,6 +381,8 @@ class SubnetTrainer:
     - `data`: what is trained on, where that is not `core.learned_data(task)` but what has come of
       it as far as the head.
     - `taken_over`: task-specific parameters that are kept as another task has them.
+    - `continued`: what takes the trained scores and free values, where the next task goes on from
+      them.
     """
 
     def __init__(
@@ -337,8 +401,10 @@ class SubnetTrainer:
         reference: int | None = None,
         data: Task | None = None,
         taken_over: Mapping[str, CodebookTensor] | None = None,
+        continued: Continued | None = None,
     ) -> None:
         self.isolated, self.reference, self.taken_over = isolated, reference, taken_over or {}
+        self.continued = continued
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
@@ -432,6 +498,8 @@ class SubnetTrainer:
         """Claim a subnet: the task is learned."""
         store = self.core.store
         store.add_(subnet)
+        if self.continued is not None:
+            self.continued.keep_(subnet.bank, self.module, store)
         # Measured on the network as it is stored.
         store.keep_routing_(subnet.name, routing_of(store, self.task, self.core.routing))
         if distributed.is_active():
