@@ -55,9 +55,11 @@ FIT_SAMPLES, VALID_SAMPLES = 5000, 2000  # training data of a Gaussian; validati
 CALIBRATION_SAMPLES, CALIBRATION_TASKS = 1000, 8  # what weights are fitted to, and against
 PRIOR = 0.01  # how strongly fitted weights are held, in nats per squared logarithm
 SHRINKAGE = 0.02  # of a covariance, to the mean of its variances
-BITS = 5  # of what stands below the diagonal of a whitening matrix, and of class means
+STEP = 2.0**-5  # that logarithms and means, in deviations, are rounded to
+ROW_STEPS = 4  # at least so many to the typical entry below a whitening matrix's diagonal
+BITS = 5  # of class means
 BATCH = 500  # samples in a pass
-CHUNK_BYTES = 1 << 25  # of raw inputs that all tasks see before the next are read
+CHUNK_BYTES = 1 << 25  # of streamed inputs, at least, that all tasks see before more are read
 MAX_DIMS = 256
 
 
@@ -81,7 +83,7 @@ class RoutingSettings:
         "energy",
         "inputs",
     )
-    dims: int = 16
+    dims: int = 24
     calibrate: bool = True
     unknown_share: float = 0.05
     rotations: Literal["none", "one-pass", "four-pass"] = "none"
@@ -265,11 +267,11 @@ class Record:
     The vectors, of which those of the parts it has not are left out:
 
     - "score": the three numbers;
-    - "energy", "rotation": weight, mean and deviation;
-    - "inputs": weight, logarithms of the whitening matrix's diagonal, mean;
-    - "base": weight, logarithms of the diagonal;
-    - "features": weight, mean and deviation, logarithms of the diagonal;
-    - "inputs.rows", "base.rows", "features.rows": `Gaussian.rows()`;
+    - "energy", "features", "rotation": weight, mean and deviation;
+    - "inputs", "base": weight;
+    - "inputs.diagonal" and so on, for each density: logarithms of the whitening matrix's diagonal,
+      for "inputs" with the mean behind them;
+    - "inputs.rows" and so on: `Gaussian.rows()`;
     - "base.means", "features.means": the classes' means.
     """
 
@@ -287,12 +289,12 @@ class Record:
             return None
         gaussians = {}
         for part, head in heads.items():
-            first = 1 if part in COMMON else 3  # behind the weight, or the spread
-            if len(head) < first + (part in DENSITIES):
+            if len(head) != (1 if part in COMMON else 3):  # the weight, and a spread
                 return None
             if part not in DENSITIES:
                 continue
-            logs, means = head[first:], vectors.get(f"{part}.means", torch.zeros(0))
+            logs = vectors.get(f"{part}.diagonal", torch.zeros(0))
+            means = vectors.get(f"{part}.means", torch.zeros(0))
             if part == "inputs":
                 logs, means = logs.tensor_split(2)
             found = Gaussian.of(logs, vectors.get(f"{part}.rows"), means)
@@ -310,17 +312,22 @@ class Record:
         """The vectors, rounded as they are stored."""
         out = {"score": _halves(self.score)}
         for part, weight in self.weights.items():
-            head = [weight, *self.spreads.get(part, ())]
+            out[part] = _halves([weight, *self.spreads.get(part, ())])
             gaussian = self.gaussians.get(part)
-            if gaussian is not None:
-                head += gaussian.whiten.diagonal().log().tolist()
-                if part == "inputs":
-                    head += gaussian.means.flatten().tolist()
-                else:
-                    out[f"{part}.means"] = _coded(gaussian.means)
-                if gaussian.dims > 1:
-                    out[f"{part}.rows"] = _coded(gaussian.rows())
-            out[part] = _halves(head)
+            if gaussian is None:
+                continue
+            diagonal = gaussian.whiten.diagonal().log()
+            if part == "inputs":
+                diagonal = torch.cat([diagonal, gaussian.means.flatten()])
+            else:
+                out[f"{part}.means"] = code(gaussian.means.flatten(), BITS).decode()
+            out[f"{part}.diagonal"] = _in_steps(diagonal, STEP)
+            if gaussian.dims > 1:
+                rows = gaussian.rows()
+                typical = float(rows.double().square().mean().sqrt())
+                # The power of two below, so that a file can keep integers.
+                step = 2.0 ** math.floor(math.log2(max(typical, 1e-6))) / ROW_STEPS
+                out[f"{part}.rows"] = _in_steps(rows, step)
         return out
 
     def rounded(self) -> Record:
@@ -340,9 +347,9 @@ def _below(dims: int) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def _coded(values: Tensor) -> Tensor:
-    """Values rounded to few centroids, which a file keeps as codes."""
-    return code(values.flatten(), BITS).decode()
+def _in_steps(values: Tensor, step: float) -> Tensor:
+    """Values rounded to multiples of a power of two, which a file keeps as small integers."""
+    return (values.cpu() / step).round() * step + 0.0  # no zero is a negative one
 
 
 def _halves(values: Any) -> Tensor:
@@ -465,6 +472,11 @@ class Router:
     ) -> Claims:
         """What the tasks say to raw inputs, batch by batch.
 
+        Every task is decoded once at most for inputs that are in memory. Of those that are read
+        from elsewhere, tasks that do not stay decoded are decoded again for every `decoded_bytes`
+        of the store.
+
+        - `inputs`: as for `SubnetStore.logits`, or an iterator over raw batches.
         - `shortlist`: ask only the networks of so many tasks per input: those with the largest
           score without them.
         - `answers`: whether classes are wanted as well; else they are 0.
@@ -474,8 +486,15 @@ class Router:
                 f"shortlist = {shortlist}: give a number of tasks from 1, where all candidates "
                 f"keep one of the routing parts {', '.join(map(repr, COMMON))}."
             )
-        given = batches(inputs, batch_size, _common_pixels(self.subnets))
-        found = [self._chunk(chunk, shortlist, answers) for chunk in _chunks(given, self.subnets)]
+        is_streamed = isinstance(inputs, Iterator) or is_dataset(inputs)
+        most = max(CHUNK_BYTES, self.store.decoded_bytes) if is_streamed else None
+        given = (
+            inputs
+            if isinstance(inputs, Iterator)
+            else batches(inputs, batch_size, _common_pixels(self.subnets))
+        )
+        chunks = _chunks(given, self.subnets, most)
+        found = [self._chunk(chunk, shortlist, answers) for chunk in chunks]
         empty = torch.zeros(0, len(self.subnets))
         nothing = Claims(dict.fromkeys(self.weights, empty), empty.long(), empty)
         return Claims.joined([nothing, *found])
@@ -706,16 +725,20 @@ def has_features(architecture: Architecture) -> bool:
     return type(layer) is nn.Linear and names <= {"weight", "bias"} and "weight" in names
 
 
-def _chunks(given: Iterator[Tensor], subnets: Sequence[Subnet]) -> Iterator[list[Tensor]]:
-    """Batches of raw inputs, checked, some at a time."""
+def _chunks(
+    given: Iterator[Tensor], subnets: Sequence[Subnet], most_bytes: int | None
+) -> Iterator[list[Tensor]]:
+    """Batches of raw inputs, checked: all at once, or about so many bytes of them at a time."""
     chunk: list[Tensor] = []
+    size = 0
     for raw in given:
         for subnet in subnets:
             subnet.check_inputs(raw)
         chunk.append(raw)
-        if sum(r.numel() * r.element_size() for r in chunk) >= CHUNK_BYTES:
+        size += raw.numel() * raw.element_size()
+        if most_bytes is not None and size >= most_bytes:
             yield chunk
-            chunk = []
+            chunk, size = [], 0
     if chunk:
         yield chunk
 
