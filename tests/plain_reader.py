@@ -139,7 +139,11 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         bank = banks.setdefault(task.get("bank"), new_bank)
         names = [name for name, _ in shared]
         start = (task.get("bank"), number, names, counts)
-        mask = read_mask(Bytes(sections["masks", place]), bank, start)
+        mask = np.zeros(sum(counts), bool)
+        if not task.get("empty"):
+            mask = read_mask(Bytes(sections["masks", place]), bank, start)
+        else:
+            assert "bank" not in task and not sections["masks", place]
         owned = bank["owned"] if "bank" in task else np.zeros_like(mask)
         new = expand(mask & ~owned, blocks)
         parts = [new] if task.get("codebooks") else np.split(new, np.cumsum(sizes)[:-1])

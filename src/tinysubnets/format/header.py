@@ -90,6 +90,7 @@ class TaskEntry:
     preprocessing: Mapping[str, Any] | None = None
     reference: int | None = None
     adds_to_base: bool = False
+    is_empty: bool = False
     absent: Absent = NOTHING_ABSENT
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -302,10 +303,13 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     mean, std = [_float32s(entry.get(k, []), f"{where}, {k}") for k in names] or ((), ())
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
-    isolated, adds = (False if first else entry.get(key, False) for key in ("isolated", "adds"))
-    if not isinstance(isolated, bool) or not isinstance(adds, bool):
-        wrong = f"isolated is {isolated!r}, adds is {adds!r}"
+    flags = [False if first else entry.get(key, False) for key in ("isolated", "adds", "empty")]
+    isolated, adds, empty = flags
+    if not all(isinstance(flag, bool) for flag in flags):
+        wrong = f"isolated is {isolated!r}, adds is {adds!r}, empty is {empty!r}"
         raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
+    if empty and bank != NO_BANK:
+        raise DamageError(f"config: {where} is empty, but in bank {bank}.")
     return TaskEntry(
         name=_string(entry.get("name"), f"{where}, name"),
         classes=_of(lists.classes, entry.get("classes"), f"{where}, classes"),
@@ -316,6 +320,7 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         else None,
         isolated=isolated,
         adds_to_base=adds,
+        is_empty=empty,
         preprocessing=None
         if first or "preprocessing" not in entry
         else _of(lists.preprocessing, entry["preprocessing"], f"{where}, preprocessing"),
@@ -590,6 +595,8 @@ def _task_entry(subnet: Subnet) -> dict[str, Any]:
         entry["isolated"] = True
     if subnet.adds_to_base:
         entry["adds"] = True
+    if subnet.adds_nothing:
+        entry["empty"] = True
     if subnet.normalization.mean:
         entry["channels"] = len(subnet.normalization.mean)
     if subnet.normalization.trailing:

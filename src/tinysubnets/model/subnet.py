@@ -149,7 +149,14 @@ class PackedMask:
     @classmethod
     def of(cls, mask: Tensor) -> PackedMask:
         """The packed form of a boolean vector."""
+        if not bool(mask.any()):
+            return cls.none(len(mask))
         return cls(pack_mask(mask.detach().cpu().numpy()), len(mask))
+
+    @classmethod
+    def none(cls, num: int) -> PackedMask:
+        """So many booleans that are all false; they take no memory."""
+        return cls(np.broadcast_to(np.uint8(0), -(-num // 8)), num)
 
     def unpack(self) -> Tensor:
         """The boolean vector on the CPU, made anew."""
@@ -223,6 +230,11 @@ class Subnet:
     def num_new(self) -> int:
         """How many weights this task has of its own."""
         return sum(len(c) for c in self.own)
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether it has no bank and an empty mask: its weights are those that it refers to."""
+        return self.bank == NO_BANK and self.num_new == 0
 
     def check_inputs(self, inputs: Tensor) -> None:
         """Refuse a batch of raw inputs that a network would take for something else."""
