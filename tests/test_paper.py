@@ -10,6 +10,7 @@ import pytest
 from tiny_runs import make_run
 from tinysubnets import paper
 from tinysubnets.errors import SettingError
+from tinysubnets.experiments import published
 from tinysubnets.experiments.results import read_run
 from tinysubnets.paper import numbers
 from tinysubnets.paper.render import FORMATS, NOT_RUN, Table, render
@@ -41,9 +42,29 @@ def test_the_list_names_every_table_and_figure() -> None:
 
 @pytest.mark.parametrize("name", list(paper.ENTRIES))
 @pytest.mark.parametrize("form", FORMATS)
-def test_without_runs_everything_is_not_run(name: str, form: str) -> None:
+def test_without_runs_everything_is_not_run(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "results_folder", lambda: None)
     text = paper.show(name, form=form)
-    assert (NOT_RUN in text) == (name != "case-study")
+    if name in ("imagenet100", "matrix-imagenet100"):
+        assert "no data: ImageNet-100" in text and NOT_RUN not in text
+    else:
+        assert (NOT_RUN in text) == (name != "case-study")
+
+
+def test_published_runs_are_shown_by_default(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (0, 1):
+        result = read_run(runs / f"seed-{seed}").result
+        for table in ("main-mnist", "grid-mnist"):  # of runs that are cut short none is shown
+            published.publish(result, tmp_path / table / f"ours-s{seed}.json", "abc")
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+    by_default = row_of(paper.table("accuracy"), "p-MNIST", "TSN-wr")
+    assert by_default == row_of(paper.table("accuracy", [runs]), "p-MNIST", "TSN-wr")
+    capacity = row_of(paper.table("capacity"), "p-MNIST", "TSN-wr")
+    assert capacity == row_of(paper.table("capacity", [runs]), "p-MNIST", "TSN-wr")
 
 
 def test_the_numbers_of_the_paper() -> None:

@@ -7,19 +7,22 @@ and with the commit that made it. README, docs and `tsn paper` are written from 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinysubnets.errors import RunError
-from tinysubnets.experiments.results import RESULT, Run, checked_run
+from tinysubnets.experiments.results import Run, checked_run
 from tinysubnets.experiments.run_dir import plain
 from tinysubnets.files import atomic_write
 
 COMMIT_VARIABLE = "TINYSUBNETS_COMMIT"
 MAX_BYTES = 5_000_000  # of all files together
+SHORT = ("choose-", "grid-")  # tables of runs that are cut short
 _KEPT = (
     "format", "library", "scenario", "method", "recipe", "seed", "scenario_type", "measured_on",
     "settings", "accuracy_matrix", "matrix", "metrics", "capacity", "free_share", "notes",
@@ -40,11 +43,9 @@ def source_tree() -> Path | None:
 
 
 def results_folder() -> Path | None:
-    """The published runs of the source tree, or those that came with the package."""
+    """The published runs of the source tree; None where there is none, as in an installation."""
     root = source_tree()
-    places = [Path(__file__).resolve().parents[1] / "results"]
-    places = places if root is None else [root / "results"]
-    return next((p for p in places if p.is_dir()), None)
+    return root / "results" if root is not None and (root / "results").is_dir() else None
 
 
 def current_commit() -> str | None:
@@ -117,14 +118,19 @@ def publish(result: Mapping[str, Any], path: Path, commit: str | None = None) ->
     return path
 
 
-def read_published(folders: Iterable[Path]) -> list[Run]:
-    """All published runs in or below some folders, in the order of their paths."""
-    found = []
-    for folder in folders:
-        for path in sorted(folder.rglob("*.json")):
-            if path.name != RESULT and path.parent != folder:
-                found.append(read_file(path))
-    return found
+def read_tables(folder: Path) -> dict[str, list[Run]]:
+    """All published runs below a folder, by their table."""
+    tables = {}
+    for table in sorted(p for p in folder.iterdir() if p.is_dir()):
+        if runs := [read_file(path) for path in sorted(table.glob("*.json"))]:
+            tables[table.name] = runs
+    return tables
+
+
+def final_runs(folder: Path) -> list[Run]:
+    """The published runs that measure a whole scenario: none of a search, or cut short."""
+    tables = read_tables(folder)
+    return [r for name, runs in tables.items() if not name.startswith(SHORT) for r in runs]
 
 
 def read_file(path: Path) -> Run:
@@ -134,3 +140,71 @@ def read_file(path: Path) -> Run:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}.") from error
     return checked_run(path.with_suffix(""), path, result)
+
+
+# --------------------------------------------------------------------------------------------------
+# What tables are made of: runs of one label over seeds, and differences between two labels.
+
+
+def label_of(run: Run) -> str:
+    """What a run is called in its table: its file's name without the seed."""
+    return run.folder.name.removesuffix(f"-s{run.seed}")
+
+
+def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs of one table by their label, those of a label by their seed."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(label_of(run), []).append(run)
+    return {k: sorted(v, key=lambda r: r.seed) for k, v in groups.items()}
+
+
+def accuracies(runs: Iterable[Run]) -> dict[int, float]:
+    """The average accuracy of each run by its seed, in %."""
+    found = {r.seed: r.metric("average_accuracy") for r in runs}
+    return {seed: 100 * value for seed, value in found.items() if value is not None}
+
+
+def valid_accuracy(run: Run) -> float | None:
+    """The mean validation accuracy of the tasks as they are stored, in %."""
+    values = [t["valid_accuracy"] for t in run.tasks if t.get("valid_accuracy") is not None]
+    return 100 * sum(values) / len(values) if values else None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean of differences, seed by seed, and its 95 % t-interval; None of one seed alone."""
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+    def __str__(self) -> str:
+        sign = "+" if self.mean >= 0 else "−"
+        spread = "" if self.half_width is None else f" ± {self.half_width:.2f}"
+        return f"{sign}{abs(self.mean):.2f}{spread}"
+
+
+def paired_difference(ones: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
+    """How far `ones` lie above `others`, by the seeds that both have; None where there are none.
+
+    >>> str(paired_difference({0: 1.0, 1: 2.0, 2: 3.5}, {0: 0.0, 1: 1.5, 2: 2.5, 3: 9.0}))
+    '+0.83 ± 0.72'
+    """
+    seeds = sorted(ones.keys() & others.keys())
+    if not seeds:
+        return None
+    values = [ones[s] - others[s] for s in seeds]
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Difference(mean, None, 1)
+    from scipy.stats import t
+
+    variance = math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    quantile = float(t.ppf(0.975, len(values) - 1))
+    return Difference(mean, quantile * math.sqrt(variance / len(values)), len(values))
