@@ -189,6 +189,7 @@ def headline(tables: Tables) -> str:
         members = published.by_label(tables.get(table, ())).get(label)
         if members:
             rows.append(_headline_row(row, members))
+            rows += _without_name(members)
             continue
         kilobytes = size_text(row["dense_bytes"] * row["file"] / 100)
         name, _, change = row["recipe"].partition(",")
@@ -215,6 +216,58 @@ def _headline_row(row: Mapping[str, Any], runs: Sequence[Run]) -> tuple[str, ...
         spread(runs, share("paper"), 1),
         row["theirs"],
     )
+
+
+def _without_name(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """The same models without the task's name; nothing where that was not measured."""
+    parts = []
+    for kind in ("class-IL", "domain-IL"):
+        shown = spread(runs, lambda r, k=kind: _percent(r.routed(k, "average_accuracy")))  # type: ignore[misc]
+        parts += [f"{kind} {shown}"] if shown else []
+    if not parts:
+        return []
+    name = "the same without the task's name"
+    return [("", name, str(len(runs)), "", ", ".join(parts), "", "", "", "not in the paper")]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def energy(tables: Tables) -> str:
+    """Multiply-adds by bit-width, bytes moved and latency of models that were measured."""
+    rows = []
+    for name, runs in tables.items():
+        for run in runs:
+            found = run.result.get("measured_on_model") or {}
+            costs = [[p for p in task] for task in found.get("operations") or ()]
+            if not costs:
+                continue
+            dense = sum(p[2] for p in costs[0])
+            kept = sum(p[2] * p[3] for task in costs for p in task) / len(costs)
+            fixed = found.get("fixed_point") or {}
+            latency = found.get("latency") or {}
+            times = [latency.get(k) for k in ("task", "dense")]
+            widths = sorted({t["bits"] for t in run.tasks if t.get("bits") is not None})
+            rows.append(
+                (
+                    f"`{name}/{run.folder.name}`",
+                    f"{dense / 1e6:.2f}",
+                    f"{kept / 1e6:.2f}",
+                    ", ".join(map(str, widths)),
+                    *(f"{t['bytes'] / 1000:.1f}" if t else "" for t in times),
+                    *(f"{t['ms']:.3f}" if t else "" for t in times),
+                    *(
+                        "" if fixed.get(b) is None else f"{100 * fixed[b]:.2f}"
+                        for b in ("4", "8", "16")
+                    ),
+                )
+            )
+    if not rows:
+        return "No published run was measured so yet."
+    heads = ["run", "dense MACs, M", "kept by a task, M", "weight bits", "task's ONNX, kB"]
+    heads += ["dense ONNX, kB", "task, ms", "dense, ms", "4 bit %", "8 bit %", "16 bit %"]
+    return lines_of(heads, rows)
 
 
 def methods(name: str) -> Callable[[Tables], str]:
@@ -280,6 +333,7 @@ BLOCKS: dict[str, Callable[[Tables], str]] = {
     "methods-cifar100": methods("cifar100"),
     "everything": everything,
     "recipes": recipe_table,
+    "energy": energy,
     "grid": lambda tables: (
         described_table("grid-mnist", tables["grid-mnist"]).partition("\n\n")[2]
         if "grid-mnist" in tables

@@ -12,7 +12,8 @@ from tinysubnets import paper
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments import published
 from tinysubnets.experiments.results import read_run
-from tinysubnets.paper import numbers
+from tinysubnets.paper import measured_tables, numbers
+from tinysubnets.paper.measures import Measured
 from tinysubnets.paper.render import FORMATS, NOT_RUN, Table, render
 
 
@@ -65,6 +66,28 @@ def test_published_runs_are_shown_by_default(
     assert by_default == row_of(paper.table("accuracy", [runs]), "p-MNIST", "TSN-wr")
     capacity = row_of(paper.table("capacity"), "p-MNIST", "TSN-wr")
     assert capacity == row_of(paper.table("capacity", [runs]), "p-MNIST", "TSN-wr")
+
+
+def test_what_was_measured_on_a_model_is_published_without_it(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_as_digits(runs, monkeypatch)
+    measured = Measured(read_run(runs / "seed-0"))
+    kept = json.loads(json.dumps(measured.as_published((4, 8))))
+    assert measured.tasks is not None
+    monkeypatch.setattr(Measured, "tasks", None)  # nothing can be measured anew
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+    for measured_on_model in (kept, None):
+        result = read_run(runs / "seed-0").result | {"measured_on_model": measured_on_model}
+        published.publish(result, tmp_path / "paper-permuted-mnist" / "tsn-wr-s0.json", "abc")
+        operations = row_of(paper.table("operations"), "p-MNIST", "8 bit + p, TSN-wr")
+        fixed = row_of(paper.table("fixed-point"), "p-MNIST", "8 bit, TSN-wr")
+        if measured_on_model is None:
+            assert operations[3] == fixed[3] == measured_tables.NO_DATA
+        else:
+            macs = sum(c.effective_macs for c in measured.operations()) / 3
+            assert float(operations[4]) == pytest.approx(64 * macs / 1e6, abs=0.006)
+            assert fixed[3] == f"{100 * measured.fixed_point(8):.2f} (1)"
 
 
 def test_the_numbers_of_the_paper() -> None:

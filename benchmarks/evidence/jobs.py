@@ -39,6 +39,13 @@ class Job:
         """Its place among the results."""
         return f"{self.table}/{self.name}"
 
+    @property
+    def measures_model(self) -> bool:
+        """Whether operations, fixed point and latency are measured on its model before it goes."""
+        tables = ("paper-permuted-mnist", "paper-split-cifar100")
+        first = self.seed == 0 and self.table.startswith("equal-kilobytes")
+        return self.method.startswith("tsn") and (self.table in tables or first)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for a process of its own."""
         return asdict(self)

@@ -48,6 +48,52 @@ def one(job: Job, folder: Path, data: str | None, device: str, threads: int) -> 
         for event in experiment.steps():
             if isinstance(event, TaskLearned):
                 print(f"{job.key}: {event.report.name} {event.row[event.index]:.4f}", flush=True)
+    if job.measures_model:
+        measure(folder, data)
+
+
+def measure(folder: Path, data: str | None) -> None:
+    """What is measured on a run's model, which is not kept: `measured.json` beside it."""
+    from tinysubnets.errors import TinySubNetsError
+    from tinysubnets.experiments.results import read_run
+    from tinysubnets.paper.measures import Measured
+
+    found = Measured(read_run(folder), data)
+    measured = found.as_published((4, 8, 16))
+    try:
+        measured["latency"] = latency(found, folder)
+    except (ImportError, TinySubNetsError) as error:  # onnxruntime is not everywhere
+        print(f"no latency: {error}", flush=True)
+    (folder / "measured.json").write_text(json.dumps(measured), encoding="utf-8")
+
+
+def latency(found: Any, folder: Path) -> dict[str, Any] | None:
+    """Milliseconds of one sample in onnxruntime on a CPU: the first task, and the dense network.
+
+    With the bytes of both files: what has to be moved to start.
+    """
+    import torch
+
+    from tinysubnets.format.onnx import onnx_latency_ms, to_onnx
+
+    store, tasks = found.store, found.tasks
+    if store is None or tasks is None:
+        return None
+    task, out = tasks[0].name, {}
+    sample = tasks[0].valid.inputs(slice(0, 1))
+    path = folder / "task.onnx"
+    to_onnx(store, task, path)
+    out["task"] = {"ms": onnx_latency_ms(path, sample), "bytes": path.stat().st_size}
+    # The dense network has the same graph with every weight there.
+    net = store.module(task).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.05)
+    torch.onnx.export(net, (sample,), folder / "dense.onnx", dynamo=True, verbose=False)
+    size = sum(p.stat().st_size for p in folder.glob("dense.onnx*"))
+    out["dense"] = {"ms": onnx_latency_ms(folder / "dense.onnx", sample), "bytes": size}
+    out["threads"] = torch.get_num_threads()
+    return out
 
 
 class Runner:
@@ -96,6 +142,8 @@ class Runner:
         o = self.options
         result = json.loads((self.folder(job) / "result.json").read_text(encoding="utf-8"))
         result["commit"] = o.commit or current_commit()
+        if (measured := self.folder(job) / "measured.json").exists():
+            result["measured_on_model"] = json.loads(measured.read_text(encoding="utf-8"))
         publish(result, o.results / f"{job.key}.json")
         if o.bundle:
             with open(o.bundle, "a", encoding="utf-8") as file:

@@ -26,7 +26,7 @@ SHORT = ("choose-", "grid-")  # tables of runs that are cut short
 _KEPT = (
     "format", "library", "scenario", "method", "recipe", "seed", "scenario_type", "measured_on",
     "settings", "accuracy_matrix", "matrix", "metrics", "capacity", "free_share", "notes",
-    "environment", "seconds",
+    "environment", "seconds", "measured_on_model",
 )  # fmt: skip
 _OF_TASK = (
     "name", "samples", "accuracy", "final_accuracy", "valid_accuracy", "best_epoch",
