@@ -292,6 +292,23 @@ def test_weights_that_cannot_be_a_base_are_refused() -> None:
         broken.get_submodule("0").weight[0, 0] = torch.nan
     with pytest.raises(ArchitectureError, match=r"'0\.weight' of the base is not finite"):
         learner(broken)
+    negative = pretrained()
+    negative.get_submodule("1").running_var[0] = -1.0
+    with pytest.raises(ArchitectureError, match=r"'1\.running_var' of the base.*below 0"):
+        learner(negative)
+    for dtype in (torch.int8, torch.complex64, torch.float8_e4m3fn):
+        strange = pretrained()
+        weight = strange.get_submodule("0").weight.detach().to(dtype)
+        strange.get_submodule("0").weight = nn.Parameter(weight, requires_grad=False)
+        with pytest.raises(ArchitectureError, match=f"'0.weight' of the base is of type {dtype}"):
+            learner(strange)
+    with pytest.raises(ArchitectureError, match=r"'0\.weight' is on the meta device"):
+        learner(fresh().to("meta"))
+    sparse = fresh()
+    rare = sparse.get_submodule("0").weight.detach().to_sparse()
+    sparse.get_submodule("0").weight = nn.Parameter(rare)
+    with pytest.raises(ArchitectureError, match=r"'0\.weight' is sparse"):
+        learner(sparse)
     with pytest.raises(ArchitectureError, match="'frozen' or None"):
         Architecture(pretrained(), base="thawed")  # type: ignore[arg-type]
     for method in ("wsn", "packnet", "naive"):

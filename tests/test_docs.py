@@ -33,6 +33,7 @@ def blocks_of(text: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", mostly_slow(GUIDE, quick=[ROOT / "README.md"]), ids=lambda p: p.name
 )

@@ -108,6 +108,7 @@ def test_the_numbers_of_the_paper() -> None:
         assert four_p / four == pytest.approx(kept, abs=0.02), name
 
 
+@pytest.mark.slow
 def test_accuracy_gives_both_means_with_their_spread(runs: Path) -> None:
     table = paper.table("accuracy", [runs])
     row = row_of(table, "p-MNIST", "TSN-wr")

@@ -69,6 +69,7 @@ def test_asked_for_the_last_epoch_is_a_plain_line(
     assert line.startswith("pets: epoch 3/3  loss ") and "valid " in line and "left" not in line
 
 
+@pytest.mark.slow
 def test_a_plateau_that_ends_early_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
     learner = make(schedule="plateau", lr=1e-3, min_lr=9e-4, epochs=60)
     report = learner.learn(task(), progress=True)
@@ -117,6 +118,7 @@ def test_what_on_epoch_raises_ends_learning(method: str, monkeypatch: pytest.Mon
     assert learner.tasks == ("a",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", EVERY_KIND)
 def test_small_networks_are_learned_with_one_thread(
     method: str, two_threads: None, monkeypatch: pytest.MonkeyPatch

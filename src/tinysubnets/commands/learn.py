@@ -220,7 +220,7 @@ def _read_task(
     """
     import torch
 
-    from tinysubnets.datasets.user_files import read_task
+    from tinysubnets.datasets.user_files import preprocessed_alike, read_task
     from tinysubnets.model.subnet import Sample
 
     samples = [s.sample for s in store.subnets.values()]
@@ -244,7 +244,8 @@ def _read_task(
         size = expected.size
     if size is not None and is_folder:
         samples.append(Sample(torch.uint8, (channels, size, size)))
-    return read_task(options.task, options.data, samples, seed, normalization)
+    alike = preprocessed_alike(store.subnets.values())
+    return read_task(options.task, options.data, samples, seed, normalization, alike)
 
 
 def _fitting(learner: Learner, given: set[str]) -> list[str]:

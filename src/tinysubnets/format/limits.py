@@ -58,7 +58,7 @@ def decoded_bytes(manifest: Manifest) -> int:
         if task.bank == NO_BANK:  # all that its mask holds is its own
             need += 4 * layout.num_weights
         if task.name:
-            need += 4 * (fixed + per_class * len(task.classes))
+            need += 4 * (fixed + per_class * task.num_outputs)
             need += TENSOR_BYTES * len(manifest.task_params) + 8 * task.channels
     if any(t.reference is not None for t in manifest.tasks):  # the sum, while it is made
         need += 4 * layout.num_weights

@@ -49,12 +49,20 @@ from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.routing import RoutingSettings, routing_of
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BASE, NO_BANK, BankDecision, PackedMask, Sample, Subnet
+from tinysubnets.model.subnet import (
+    NO_BANK,
+    BankDecision,
+    CodebookTensor,
+    PackedMask,
+    Sample,
+    Subnet,
+)
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey, initial_state, old_weights_hash
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.divergence import InputStatistics
+from tinysubnets.tasks.rotations import ROTATIONS, rotated_task
 from tinysubnets.tasks.task import Task
 from tinysubnets.training import distributed
 from tinysubnets.training.loop import EpochReport, Training
@@ -215,11 +223,19 @@ class MaskedCore:
     def initial_state(self, task: Task, bank: int) -> InitialState:
         """What the next task starts from: a function of the seed, the bank and its number alone."""
         key = InitKey(self.settings.seed, bank, self.store.next_number, self.settings.scale)
-        layout, num_classes = self.store.layout, task.num_classes
+        layout, num_outputs = self.store.layout, self.num_outputs(task)
         base = self.store.base
         started = base is not None and (self.frozen_base or self.settings.init == "pretrained")
         values = base.values if base is not None and started else None
-        return initial_state(self.architecture, layout, key, num_classes, values)
+        return initial_state(self.architecture, layout, key, num_outputs, values)
+
+    def num_outputs(self, task: Task) -> int:
+        """How many outputs the head of a task has: one per class, or per class and rotation."""
+        return task.num_classes * (ROTATIONS if self.routing.passes else 1)
+
+    def learned_data(self, task: Task) -> Task:
+        """What is trained on for a task: itself, or its images in four rotations."""
+        return rotated_task(task) if self.routing.passes else task
 
     def check_network(self, module: TaskModule, task: Task) -> None:
         """Fail now, with an explanation, if the network cannot take this task's inputs."""
@@ -233,7 +249,7 @@ class MaskedCore:
         batch = min(2, len(task.train), self.training.batch_size)
         raw = task.train.inputs(torch.arange(batch))
         try:
-            self.architecture.check(tensors, task.normalization(raw), task.num_classes)
+            self.architecture.check(tensors, task.normalization(raw), self.num_outputs(task))
         except ArchitectureError as error:
             expected, shape = self.architecture.expected_inputs, tuple(raw.shape[1:])
             if expected is None or shape == (expected.channels, expected.size, expected.size):
@@ -362,8 +378,9 @@ class SubnetTrainer:
     - `isolated`: whether the task has its bank for itself, for ever.
     - `reference`: the number of the task that its weights are added to, or `BASE`; None where
       there is none.
-    - `data`: what is trained on, where that is not the task itself but what has come of it as far
-      as the head.
+    - `data`: what is trained on, where that is not `core.learned_data(task)` but what has come of
+      it as far as the head.
+    - `taken_over`: task-specific parameters that are kept as another task has them.
     - `continued`: what takes the trained scores and free values, where the next task goes on from
       them.
     """
@@ -383,15 +400,18 @@ class SubnetTrainer:
         isolated: bool = False,
         reference: int | None = None,
         data: Task | None = None,
+        taken_over: Mapping[str, CodebookTensor] | None = None,
         continued: Continued | None = None,
     ) -> None:
-        self.isolated, self.reference, self.continued = isolated, reference, continued
+        self.isolated, self.reference, self.taken_over = isolated, reference, taken_over or {}
+        self.continued = continued
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
         self._entries = core.entry_numbers()
+        self.data = data or core.learned_data(task)
         core.check_network(module, task)
-        self.training = core.train(module, data or task, training or core.training)
+        self.training = core.train(module, self.data, training or core.training)
 
     @property
     def epochs_done(self) -> int:
@@ -440,7 +460,7 @@ class SubnetTrainer:
         """
         self.training.restore_best_()
         base = self.core.store.base
-        over_base = base is not None and self.reference == BASE
+        over_base = base is not None and self.core.frozen_base
         values = base.values if base is not None and over_base else None
         work = Compressor(self.module, self.training, values)
         compressed = yield from self.compress(work)
@@ -448,6 +468,9 @@ class SubnetTrainer:
         self.core.check_entries(self._entries, self.task)
         coded, accuracy = work.task_params(compressed, self.task_params)
         work.check_finite(compressed, coded)
+        if passes := self.core.routing.passes:  # measured so far: images and how they are turned
+            accuracy = work.class_accuracy(compressed, coded, passes)
+        preprocessing = self.task.preprocessing
         subnet = Subnet(
             name=self.task.name,
             classes=self.task.classes,
@@ -456,16 +479,18 @@ class SubnetTrainer:
             packed_mask=PackedMask.of(compressed.mask),
             bits=compressed.bits,
             own=compressed.own,
-            task_params=coded,
-            shapes=self.core.architecture.task_param_shapes(self.task.num_classes),
+            task_params={**self.taken_over, **coded},
+            shapes=self.core.architecture.task_param_shapes(self.core.num_outputs(self.task)),
             memory=self.memory,
             decision=self.decision,
             valid_accuracy=accuracy,
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
             isolated=self.isolated,
+            preprocessing=None if preprocessing is None else preprocessing.as_dict(),
             reference=self.reference,
             adds_to_base=over_base,
+            rotations=self.core.routing.passes,
         )
         return subnet, compressed.seconds
 

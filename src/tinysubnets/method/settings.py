@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from tinysubnets.errors import SettingError
 
+# Cheaper than any difference, in this order.
+FREE_RUNGS = {"head": -3.0, "reuse": -2.0, "norms": -1.0}
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -17,11 +20,13 @@ class Rung:
     - `name`: as in the setting `rungs`.
     - `density`: of the difference; 0 where there is none.
     - `has_norms`: whether the task gets scales, shifts and biases of its own.
+    - `reuses`: whether it starts from what an earlier task has added to the base.
     """
 
     name: str
     density: float = 0.0
     has_norms: bool = False
+    reuses: bool = False
 
 
 def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
@@ -32,19 +37,18 @@ def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
     """
     out: list[Rung] = []
     for name in names:
-        if name in ("head", "norms"):
-            out.append(Rung(name, 0.0, name == "norms"))
+        if name in FREE_RUNGS:
+            out.append(Rung(name, 0.0, name == "norms", name == "reuse"))
             continue
         try:
             out.append(Rung(name, float(name.removesuffix("%")) / 100))
         except ValueError:
             out.append(Rung(name, -1.0))
-    free = {"head": -2.0, "norms": -1.0}  # dearer than nothing, cheaper than any difference
-    order = [free.get(r.name, r.density) for r in out]
-    shares = [r for r in out if r.name not in free]
-    fine = bool(out) and all(a < b for a, b in pairwise(order))
+    order = [FREE_RUNGS.get(r.name, r.density) for r in out]
+    shares = [r for r in out if r.name not in FREE_RUNGS]
+    fine = any(not r.reuses for r in out) and all(a < b for a, b in pairwise(order))
     fine = fine and all(r.name.endswith("%") and 0 < r.density <= 1 for r in shares)
-    allowed = '"head", "norms" and shares such as "0.5%", each dearer than the last'
+    allowed = '"head", "reuse", "norms" and shares such as "0.5%", each dearer than the last'
     _require(fine, "rungs", list(names), allowed)
     return tuple(out)
 
@@ -64,12 +68,13 @@ class TSNSettings:
       "none".
     - `first_density`, `difference_decay`, `difference_lr`: the density of a task without a
       reference, by default `density`; the weight decay of a task with one, and the learning rate of
-      all but its head, by default those of training (over a base, a tenth of that rate).
+      what it adds to its weights, by default those of training (over a base, a tenth of that rate).
     - `price`: how many points of validation accuracy a kilobyte must gain. A task then climbs a
       ladder of `rungs`, each only if it is worth its bytes. 0 trains every task at `density`. By
       default 0.02 over a frozen base, else 0.
-    - `rungs`: over a base the "head" alone; "norms", own scales, shifts and biases; and densities
-      of a difference, such as "0.5%". Over an earlier task head and norms are one.
+    - `rungs`: over a base the "head" alone; "reuse", a head over what an earlier task has added to
+      the base; "norms", own scales, shifts and biases; and densities of a difference, such as
+      "0.5%". Over an earlier task head and norms are one.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
     - `first_bits`: the least width that "auto" tries.
@@ -113,7 +118,7 @@ class TSNSettings:
     difference_decay: float | None = None
     difference_lr: float | None = None
     price: float | None = None
-    rungs: tuple[str, ...] = ("head", "norms", "0.5%", "2%", "5%")
+    rungs: tuple[str, ...] = ("head", "reuse", "norms", "0.5%", "2%", "5%")
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4

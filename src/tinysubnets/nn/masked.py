@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -112,6 +113,7 @@ class TaskModule(nn.Module):
     # is measured: not where they are those of a frozen base.
     mode: Mode = "train"
     recalibrates = True
+    lr_factors: Mapping[str, float] = MappingProxyType({})  # of the learning rate, by group
 
     # Not part of the state: given, or made anew from what is.
     bank_values: Tensor  # [N]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -57,10 +58,10 @@ class Permuted:
         return make_task(self.names[index], train, test, numbers, self.settings, self.seed)
 
     def _permuted(self, part: DecodedSet, index: int) -> DecodedSet:
-        inputs = part.inputs
-        if index or self.settings.permute_first:
-            flat = inputs.reshape(*inputs.shape[:2], -1)
-            # Without the check of every index, which "clip" leaves out, this is seven times faster.
-            order = self.permutation(index)
-            inputs = np.take(flat, order, axis=2, mode="clip").reshape(inputs.shape)
-        return DecodedSet(inputs, part.labels, part.classes, part.checksum)
+        if index == 0 and not self.settings.permute_first:
+            return part
+        flat = part.inputs.reshape(*part.inputs.shape[:2], -1)
+        # Without the check of every index, which "clip" leaves out, this is seven times faster.
+        taken = np.take(flat, self.permutation(index), axis=2, mode="clip")
+        # A picture has to be permuted as well, which no preprocessing says.
+        return replace(part, inputs=taken.reshape(part.inputs.shape), preprocessing=None)

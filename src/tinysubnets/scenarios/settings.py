@@ -56,14 +56,16 @@ class SplitSettings(DataSettings):
     - `dataset`: its name, see `tsn list`.
     - `num_tasks`: how many tasks there are; "none" takes as many as the classes allow.
     - `classes_per_task`: how many classes each has.
-    - `class_order`: classes are drawn from the seed, or taken as the data set numbers them.
+    - `class_order`: classes are drawn from the seed, or taken as the data set numbers them; with
+      "superclasses" a task is one of the data set's own groups of classes, whatever
+      `classes_per_task` says, and the seed draws their order.
     - `image_size`: the side that images are resized to; "none" leaves them as they are.
     """
 
     dataset: str = "cifar100"
     num_tasks: int | None = None
     classes_per_task: int = 10
-    class_order: Literal["seeded", "natural"] = "seeded"
+    class_order: Literal["seeded", "natural", "superclasses"] = "seeded"
     image_size: int | None = None
 
     def __post_init__(self) -> None:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,14 +34,17 @@ from tinysubnets.tasks.checks import (
     check_text,
     checked_inputs,
     is_tokens,
+    of_pictures,
     remapped_labels,
     stratified,
 )
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.preprocessing import Preprocessing
 from tinysubnets.tasks.sources import class_names, is_dataset, labeled
 
 # Fewer validation samples than this cannot tell which epoch is best, nor what a weight is worth.
 FEW_VALID = 60
+FITTED_AT_ONCE = 1 << 27  # values that a normalization is fitted to at once, in float64
 NormalisationRule = Literal["auto", "channel", "scalar"]
 
 
@@ -81,7 +84,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """One task to learn: its name, classes, training and validation data, and test data if any."""
+    """One task to learn: its name, classes, training and validation data, and test data if any.
+
+    `preprocessing` says how pictures became its raw inputs, where they did; it is recorded with the
+    model, and done to pictures that are predicted.
+    """
 
     name: str
     classes: tuple[Label, ...]
@@ -90,6 +97,7 @@ class Task:
     test: Split | None = None
     normalization: Normalization = field(default_factory=Normalization, repr=False)
     class_weights: tuple[float, ...] | None = None
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         check_text(self.name, "a task's name", MAX_NAME, controls=False)
@@ -129,9 +137,10 @@ class Task:
         check_text(name, "a task's name", MAX_NAME, controls=False)
         source = checked_inputs(name, inputs)
         numbers, classes = remapped_labels(name, labels, len(source))
-        return _assemble(
+        task = _assemble(
             cls, name, (source, numbers, classes), valid, test, seed, normalization, class_weights
         )
+        return replace(task, preprocessing=of_pictures(inputs))
 
     @classmethod
     def from_datasets(
@@ -173,7 +182,8 @@ class Task:
         numbers, found = remapped_labels(name, labels, len(source))
         valid, test = (v if _is_plain(v) else read(v) for v in (valid, test))
         data = (source, numbers, found)
-        return _assemble(cls, name, data, valid, test, seed, normalization, class_weights)
+        task = _assemble(cls, name, data, valid, test, seed, normalization, class_weights)
+        return replace(task, preprocessing=of_pictures(inputs))
 
     @classmethod
     def from_folder(
@@ -202,10 +212,8 @@ class Task:
         """
         from tinysubnets.datasets.user_files import read_folder
 
-        parts = {
-            part: (found.inputs, found.labels)
-            for part, found in read_folder(os.fspath(folder), size, mode).items()
-        }
+        read = read_folder(os.fspath(folder), size, mode)
+        parts = {part: (found.inputs, found.labels) for part, found in read.items()}
         task = cls.from_arrays(
             name,
             *parts["train"],
@@ -219,7 +227,7 @@ class Task:
             cure = f'TinySubNets(…, kept_epoch="auto", min_valid={FEW_VALID})'
             text = f"{few}. Keep the last epoch and leave post-pruning out: {cure}."
             warnings.warn(text, FewSamplesWarning, stacklevel=2)
-        return task
+        return replace(task, preprocessing=read["train"].preprocessing)
 
 
 def few_samples(task: Task) -> str:
@@ -317,16 +325,48 @@ def fitted_normalization(name: str, train: Split, rule: Any) -> Normalization:
     if rule is None or is_tokens(sample):
         return Normalization()
     step = max(1, len(train) // 10_000)
+    by_channel = not (
+        rule == "scalar" or (rule == "auto" and sample.ndim == 2 and sample.dtype == torch.uint8)
+    )
+    if len(train) // step * sample.numel() > FITTED_AT_ONCE:
+        return _fitted_in_parts(name, train, step, by_channel)
     values = train.inputs(slice(0, None, step)).double()
     if not torch.isfinite(values).all():
         raise TaskError(
             f"task {name!r}: inputs contain NaN or infinite values; clean the data first."
         )
-    if rule == "scalar" or (rule == "auto" and sample.ndim == 2 and sample.dtype == torch.uint8):
-        values = values.reshape(-1, 1)
-    else:
-        values = values.transpose(0, 1).flatten(1).T
-    mean, std = values.mean(0), values.std(0, correction=0)
+    values = _columns(values, by_channel)
+    return _affine(values.mean(0), values.std(0, correction=0), sample)
+
+
+def _fitted_in_parts(name: str, train: Split, step: int, by_channel: bool) -> Normalization:
+    """What `fitted_normalization` gives, of large images a few at a time, in two passes."""
+    sample = train.inputs(slice(0, 1))
+    places = torch.arange(0, len(train), step)
+    parts = places.split(max(1, FITTED_AT_ONCE // 8 // sample.numel()))
+
+    def mean_of(values: Callable[[Tensor], Tensor]) -> Tensor:
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for where in parts:
+            columns = _columns(train.inputs(where).double(), by_channel)
+            total, count = total + values(columns).sum(0), count + len(columns)
+        return total / count
+
+    mean = mean_of(lambda columns: columns)
+    if not torch.isfinite(mean).all():
+        raise TaskError(
+            f"task {name!r}: inputs contain NaN or infinite values; clean the data first."
+        )
+    variance = mean_of(lambda columns: (columns - mean).square_())
+    return _affine(mean, variance.sqrt(), sample)
+
+
+def _columns(values: Tensor, by_channel: bool) -> Tensor:
+    """All values [count, channels], or [count, 1] where all are taken together."""
+    return values.transpose(0, 1).flatten(1).T if by_channel else values.reshape(-1, 1)
+
+
+def _affine(mean: Tensor, std: Tensor, sample: Tensor) -> Normalization:
     # A constant channel carries nothing: leave its scale alone.
     std = torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.ones_like(std))
     trailing = max(sample.ndim - 2, 0)
