@@ -17,7 +17,7 @@ SET_UP = $(PYTHON) scripts/set_up.py --venv $(VENV) --torch "$(TORCH)"
 # Tests start many processes, which find everything compiled.
 COMPILED := PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test quick check bench fuzz docs clean
+.PHONY: demo test quick check bench results fuzz docs clean
 
 demo: $(VENV)/.core
 	$(BIN)/tsn demo
@@ -35,6 +35,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks --out benchmarks/results
+
+results: $(VENV)/.dev
+	$(BIN)/python scripts/make_results.py
 
 SECONDS ?= 60
 SEED ?= 0

@@ -198,6 +198,7 @@ def test_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_here("mnist", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_plain_script_runs_once_whatever_processes_decode(tmp_path: Path) -> None:
     """Without a guard around its lines, as most scripts are written."""
     mnist_like(tmp_path, 20)

@@ -16,7 +16,8 @@ from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.method.ladder import LadderTrainer, RungReport, told
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
-from tinysubnets.model.subnet import NO_BANK
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import BASE, NO_BANK
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks import loader
 from tinysubnets.tasks.task import Task
@@ -85,6 +86,7 @@ def test_a_high_price_stops_at_the_head_and_none_switches_the_ladder_off() -> No
     assert isinstance(standard.begin(points(0)), LadderTrainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])  # one climbs all rungs, one leaves norms out
 def test_a_ladder_goes_on_from_its_state_in_the_middle_of_any_rung(number: int) -> None:
     def run(stop: int | None) -> tuple[bytes, Any]:
@@ -187,7 +189,18 @@ def test_a_price_needs_something_to_start_from(price: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "rungs", [(), ("2%", "1%"), ("norms", "head"), ("head", "head"), ("foot",), ("200%",), ("0%",)]
+    "rungs",
+    [
+        (),
+        ("2%", "1%"),
+        ("norms", "head"),
+        ("head", "head"),
+        ("reuse",),
+        ("norms", "reuse"),
+        ("foot",),
+        ("200%",),
+        ("0%",),
+    ],
 )
 def test_rungs_that_do_not_rise_are_refused(rungs: tuple[str, ...]) -> None:
     with pytest.raises(SettingError, match="rungs"):
@@ -205,6 +218,102 @@ def test_the_words_about_rungs() -> None:
         RungReport("2%", 0.912, 9000, 0.2, 3000, False, 2, 1, 1.0),
     ]
     assert told(rungs) == "head 90.0 %; norms +1.0 for 1.0 kB; 2% +0.2 for 3.0 kB, no"
+
+
+# What an earlier task has added to the base is reused.
+
+REUSE: dict[str, Any] = {
+    "price": 1e-6,
+    "rungs": ("head", "reuse", "norms", "20%"),
+    "difference_lr": 0.05,
+    "training": TRAINING | {"lr": 0.05, "epochs": 12},
+}
+
+
+def twin(number: int, name: str) -> Task:
+    """Other samples of what `far` tells apart."""
+    inputs = np.random.default_rng(100 + number).normal(size=(240, 12)).astype(np.float32)
+    labels = (inputs[:, 0] * inputs[:, 1] > 0).astype(int)
+    return Task.from_arrays(name, inputs, labels, valid=0.3)
+
+
+def test_later_tasks_reuse_earlier_differences_by_mask_alone(tmp_path: Path) -> None:
+    one = learner(**REUSE)
+    first = one.learn(far(1))
+    assert first.density > 0 and "reuse" not in [r.name for r in first.rungs]  # there was nothing
+    logits, weights = one.logits("far 1", far(1).valid.inputs()), one.store.weights("far 1")
+    rungs = ("head", "reuse")
+    other = learner(**REUSE | {"rungs": rungs})
+    other.restore_(*one.state())
+    report = other.learn(twin(1, "twin"))
+    reuse = report.rungs[1]
+    assert reuse.name == "reuse" and reuse.taken and reuse.gain > 5
+    subnet, store = other.store.subnet("twin"), other.store
+    assert not subnet.mask.any() and subnet.num_new == 0 and report.density == 0
+    assert subnet.reference == store.subnet("far 1").number and subnet.adds_to_base
+    assert torch.equal(store.weights("twin"), weights)
+    paid = sum(r.extra_bytes for r in first.rungs[1:] if r.taken)
+    assert reuse.extra_bytes < paid / 2, (reuse.extra_bytes, paid)
+    assert subnet.decision is not None and "what 'far 1' has added" in subnet.decision.reason
+    assert torch.equal(other.logits("far 1", far(1).valid.inputs()), logits)
+    # In a file, in an earlier task's absence, and where a task is to share nothing.
+    before = other.logits("twin", twin(1, "twin").valid.inputs())
+    other.save(tmp_path)
+    loaded = SubnetStore.load(tmp_path, pretrained())
+    loaded.remove("far 1")
+    assert torch.equal(loaded.logits("twin", twin(1, "twin").valid.inputs()), before)
+    alone = other.begin(twin(1, "alone"), isolated=True)
+    assert isinstance(alone, LadderTrainer) and [r.name for r in alone.rungs] == ["head"]
+
+
+def test_a_task_climbs_on_from_what_it_reuses_and_from_its_state() -> None:
+    def run(stop: int | None) -> tuple[bytes, list[tuple[str, bool]], int]:
+        one = learner(**REUSE)
+        one.learn(far(1))
+        trainer, count = climb(one, twin(2, "twin")), 0
+        while not trainer.finished:
+            trainer.epoch()
+            count += 1
+            if count == stop:
+                tensors, numbers = trainer.state()
+                trainer = climb(one, twin(2, "twin"))
+                trainer.restore_({n: t.clone() for n, t in tensors.items()}, numbers)
+        report = trainer.finish()
+        return data(one.store), [(r.name, r.taken) for r in report.rungs], count
+
+    expected = run(None)
+    assert ("reuse", True) in expected[1] and expected[1][-1][0] == "20%"
+    for stop in (20, expected[2] - 1):
+        assert run(stop) == expected
+
+
+def test_a_task_that_adds_nothing_can_be_reused_and_removed(tmp_path: Path) -> None:
+    """One with norms of its own alone: what reuses it is the same without it."""
+    norms = learner(**REUSE | {"rungs": ("norms",)})
+    norms.learn(far(1))
+    assert norms.store.subnet("far 1").adds_nothing
+    one = learner(**REUSE | {"rungs": ("reuse", "norms")})
+    one.restore_(*norms.state())
+    report = one.learn(twin(1, "twin"))
+    assert report.rungs[0].name == "reuse" and one.store.subnet("twin").reference == 0
+    own = {n for n in one.store.subnet("twin").task_params if not n.startswith("fc.")}
+    assert own
+    if not report.rungs[-1].taken or len(report.rungs) == 1:
+        tensors = [one.store.tensors(t) for t in one.tasks]
+        assert all(torch.equal(tensors[0][n], tensors[1][n]) for n in own)
+    inputs = twin(1, "twin").valid.inputs()
+    logits = one.logits("twin", inputs)
+    one.store.remove("far 1")
+    assert one.store.subnet("twin").reference == BASE
+    one.save(tmp_path)
+    assert torch.equal(SubnetStore.load(tmp_path, pretrained()).logits("twin", inputs), logits)
+
+
+def test_what_does_no_better_than_the_base_is_not_tried() -> None:
+    one = learner(**REUSE)
+    one.learn(far(1))
+    report = one.learn(points(99, 5))  # what the base was trained on
+    assert "reuse" not in [r.name for r in report.rungs]
 
 
 # What reaches the head is computed once.

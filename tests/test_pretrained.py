@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import nets
 from test_base import TRAINING, data, fresh, learner, points, pretrained
+from test_difference import net as norm_net
 from tinysubnets import format as artifact
 from tinysubnets import networks
 from tinysubnets.cli import main
@@ -174,6 +176,7 @@ def test_networks_of_libraries_by_name(library: str, libraries: list[str], tmp_p
         networks.build(f"{library}:teeny")
 
 
+@pytest.mark.slow
 def test_libraries_are_not_imported_unless_asked_for() -> None:
     code = (
         "import sys, tinysubnets.cli, tinysubnets.networks as n, tinysubnets.format\n"
@@ -306,6 +309,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 OPTIONS = ["--set", "epochs=15", "--set", "lr=0.05", "--set", "batch_size=8", "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_a_model_begins_from_a_folder_of_images(
     place: Path, libraries: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +339,7 @@ def test_a_model_begins_from_a_folder_of_images(
     assert main(["remove", "model", "--task", "two", *base]) == 0
 
 
+@pytest.mark.slow
 def test_a_base_can_be_put_into_the_model(place: Path, libraries: list[str]) -> None:
     command = ["learn", "model", "--base", "timm:tiny", "--task", "one", "--data", "first"]
     assert main([*command, "--embed-base", "--size", "10", *OPTIONS]) == 0
@@ -390,6 +395,7 @@ lr = 0.05
 """
 
 
+@pytest.mark.slow
 def test_a_run_over_a_base_is_resumed_to_the_same_numbers(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -450,3 +456,114 @@ def test_pretrained_weights_stay_untouched() -> None:
     before = {n: t.clone() for n, t in net.state_dict().items()}
     learner(net, price=1e-6, rungs=("head", "norms", "5%")).learn(points(0))
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
+
+
+def test_gradients_of_a_batch_add_up_in_parts() -> None:
+    one = learner(norm_net(), price=0.0)
+    x, y = points(0).train.inputs(), points(0).train.labels
+    task = Task.from_arrays("t0", x, y, valid=0.3, class_weights=(1.0, 2.0, 0.5))
+    training = one.begin(task).training
+    batch = task.normalization(x[:30]), y[:30]
+    found = []
+    for size in (None, 30, 7):
+        training.settings = replace(training.settings, micro_batch=size)
+        loss = training.backward_(*batch)
+        found.append(
+            [loss, *(p.grad for g in training.optimizer.param_groups for p in g["params"])]
+        )
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
+    for whole, parts in zip(found[0], found[2], strict=True):
+        torch.testing.assert_close(whole, parts)
+    with pytest.raises(SettingError, match="micro_batch"):
+        learner(training=TRAINING | {"micro_batch": 0})
+
+
+def test_no_more_samples_than_a_micro_batch_pass_the_network_at_once() -> None:
+    seen: list[int] = []
+
+    class Watched(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                seen.append(len(x))
+            return super().forward(x)
+
+    net = Watched(OrderedDict(pretrained().named_children()))
+    one = learner(net, training=TRAINING | {"micro_batch": 10})
+    trainer = one.begin(points(0))
+    seen.clear()
+    trainer.epoch()
+    assert len(seen) == 12 and set(seen) == {8}  # 3 batches of 32 in four parts each
+
+
+def test_training_in_bfloat16_over_a_base(tmp_path: Path) -> None:
+    """On a CPU by autocast too; what is kept and measured is float32, and nothing is forgotten."""
+    kinds: set[torch.dtype] = set()
+
+    class Watched(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            if torch.is_grad_enabled():
+                kinds.add(out.dtype)
+            return out
+
+    def make() -> TinySubNets:
+        net = Watched(OrderedDict(pretrained().named_children()))
+        rungs = ("head", "norms", "20%")
+        training = TRAINING | {"precision": "bfloat16", "micro_batch": 16, "epochs": 4}
+        return learner(net, price=1e-6, rungs=rungs, difference_lr=0.01, training=training)
+
+    one, again = make(), make()
+    kinds.clear()
+    first = one.learn(points(0))
+    assert torch.bfloat16 in kinds
+    assert [r.name for r in first.rungs] == ["head", "norms", "20%"]
+    assert first.valid_accuracy > 0.8
+    inputs = points(0).valid.inputs()
+    logits = one.logits("t0", inputs)
+    one.learn(points(1))
+    assert logits.dtype == torch.float32 and torch.equal(one.logits("t0", inputs), logits)
+    for number in (0, 1):
+        again.learn(points(number))
+    assert data(again.store) == data(one.store)
+
+
+def test_large_images_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream gives the same bits as data that are held, and takes no more at a time."""
+    from tinysubnets.model import routing
+    from tinysubnets.tasks import loader
+    from tinysubnets.tasks import task as tasks
+
+    rng = np.random.default_rng(0)
+    file = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (60, 3, 24, 24))
+    labels = np.arange(60) % 2
+    file[:] = rng.integers(0, 200, file.shape)
+    file[labels == 1, 0] += 50
+    images = np.load(tmp_path / "x.npy", mmap_mode="r")
+
+    sample = 3 * 24 * 24
+    whole = Task.from_arrays("a", images, labels).normalization
+    monkeypatch.setattr(tasks, "FITTED_AT_ONCE", 16 * sample)
+    monkeypatch.setitem(loader.EVAL_VALUES, "cpu", 16 * sample)
+    monkeypatch.setattr(routing, "BATCH", 10)
+
+    def learn() -> bytes:
+        one = learner(Tiny(5, True), price=1e-6, rungs=("head", "norms"), training=TRAINING)
+        task = Task.from_arrays("a", images, labels)
+        for found, wanted in zip(task.normalization.std, whole.std, strict=True):
+            assert found == pytest.approx(wanted, rel=1e-6)
+        one.learn(task)
+        return data(one.store)
+
+    held = learn()
+    most: list[int] = []
+    taken = tasks.Split.inputs
+
+    def watched(split: tasks.Split, where: Any = slice(None)) -> Tensor:
+        found = taken(split, where)
+        most.append(found.numel())
+        return found
+
+    monkeypatch.setattr(tasks.Split, "inputs", watched)
+    monkeypatch.setattr(loader.DeviceLoader.__init__, "__kwdefaults__", {"resident_bytes": 0})
+    assert learn() == held
+    assert max(most) <= 32 * sample  # a batch

@@ -124,6 +124,7 @@ def test_a_second_task_knows_how_long_post_pruning_takes(
     assert " left" in second and "more than" not in second
 
 
+@pytest.mark.slow
 def test_a_plateau_that_ends_early_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
     learner = make(schedule="plateau", lr=1e-3, min_lr=9e-4, epochs=60)
     report = learner.learn(task(), progress=True)
@@ -172,6 +173,7 @@ def test_what_on_epoch_raises_ends_learning(method: str, monkeypatch: pytest.Mon
     assert learner.tasks == ("a",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", EVERY_KIND)
 def test_small_networks_are_learned_with_one_thread(
     method: str, two_threads: None, monkeypatch: pytest.MonkeyPatch

@@ -353,6 +353,7 @@ def test_a_token_is_asked_for(made: dict[str, Path]) -> None:
         assert client.ask("GET", "/health")[0] == client.ask("GET", "/")[0] == 200
 
 
+@pytest.mark.slow
 def test_eight_clients_while_the_model_is_replaced_twenty_times(
     made: dict[str, Path], tmp_path: Path
 ) -> None:

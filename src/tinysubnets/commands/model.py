@@ -594,8 +594,8 @@ def show_model(found: Mapping[str, Any]) -> None:
         print(f"\n{title}\n{_overlap(found['tasks'], found['overlap'])}")
     print(
         f"\n{_percent(ledger['file'])} of the dense network ({4 * found['num_weights']:,} bytes); "
-        f"{_percent(ledger['paper'])} by the paper's way of counting: codes, codebooks and masks "
-        "alone (its own formula counts prefix and bank bits and raw masks)"
+        f"{_percent(ledger['paper'])} by the paper's way of counting: without heads, routing and "
+        f"metadata ({_percent(ledger['printed'])} by the formula that it prints)"
     )
     print(
         f"masks: {masks['stored_bytes']:,} bytes stored, {masks['seven_task_huffman_bytes']:,} as "

@@ -352,6 +352,7 @@ def _list(options: argparse.Namespace) -> int:
     print("\nnetworks")
     for name in networks.names():
         print(f"  {name:16} {networks.describe(name)}")
+    print("  timm:NAME, torchvision:NAME, where these are installed; MODULE:FUNCTION, your own")
     print("\nrecipes")
     for folder in ("best", "paper"):
         print(f"  {'  '.join(n for n in recipe.names() if n.startswith(folder))}")

@@ -110,6 +110,7 @@ def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) ->
         "number": subnet.number,
         "isolated": subnet.isolated,
         "classes": list(subnet.classes),
+        "rotations": subnet.rotations,
         "bank": subnet.bank,
         "reason": None if subnet.decision is None else subnet.decision.reason,
         "bits": subnet.bits,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from tinysubnets.coding.bits import pack_mask
+from tinysubnets.coding.byte_io import Writer
 from tinysubnets.coding.grids import MAX_FLOOR, MAX_MANTISSA, MIN_FLOOR, Grid
+from tinysubnets.format.sections import write_tensors
 from tinysubnets.method.pruning import (
     Candidate,
     Pruned,
@@ -23,8 +25,15 @@ from tinysubnets.model.subnet import CodebookTensor, code, constant, rounded
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.nn.norms import folded
-from tinysubnets.training.evaluate import EvalResult, check_finite, recalibrate_batchnorm
+from tinysubnets.tasks.rotations import ROTATIONS, joined
+from tinysubnets.training.evaluate import (
+    EVAL_BATCH,
+    EvalResult,
+    check_finite,
+    recalibrate_batchnorm,
+)
 from tinysubnets.training.loop import Training
+from tinysubnets.training.precision import arithmetic
 from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, stages_of
 
 MAX_BITS = 8
@@ -63,10 +72,13 @@ class TaskParamSettings:
       2 to 4 at 4 bits, and twice as many for every further one. 16 is float16, 32 float32. "auto"
       takes the least of 4, 5, 6, 8, 16 and 32 that is as good as 32, see `is_as_good`.
     - `tolerance`: the validation accuracy that rounding may cost with "auto".
+    - `price`: points of validation accuracy that a kilobyte must gain: above 0, "auto" takes what
+      is worth the most at it instead.
     """
 
     bits: Literal["auto"] | int = 32
     tolerance: float = 0.0
+    price: float = 0.0
 
 
 class Compressor:
@@ -235,14 +247,23 @@ class Compressor:
             tensors = recalibrate_batchnorm(architecture, tensors, training.train, None)
             tensors = folded(architecture, tensors)
 
-        stored = self.stored(named, tensors)
+        stored, added = self.stored(named, tensors), set(self.base or ())
         levels = levels if settings.bits == "auto" else (int(settings.bits),)
+
+        def at(level: int) -> tuple[dict[str, CodebookTensor], EvalResult]:
+            coded = store_task_params(stored, level, head=architecture.head, added=added)
+            whole = tensors | self.decoded(coded, tensors)
+            return coded, training.evaluate(whole, recalibrate=False)
+
+        if settings.price > 0:
+            forms = [at(level) for level in levels]
+            coded, found = max(forms, key=lambda form: _worth(form[0], form[1], settings.price))
+            return coded, found.ranked_accuracy
         exact: EvalResult | None = None
         if settings.bits == "auto":
             exact = training.evaluate(tensors, recalibrate=False)
         for level in levels:
-            coded = store_task_params(stored, level, head=architecture.head)
-            found = training.evaluate(tensors | self.decoded(coded, tensors), recalibrate=False)
+            coded, found = at(level)
             num, tolerance = len(training.valid), settings.tolerance
             if exact is None or is_as_good(found, exact, num, tolerance):
                 break
@@ -266,9 +287,31 @@ class Compressor:
 
         - `coded`: the task-specific parameters as stored.
         """
-        tensors = self.tensors(self.weights(compressed.mask, compressed.own))
-        stored, training = tensors | self.decoded(coded, tensors), self.training
+        stored, training = self.final(compressed, coded), self.training
         check_finite(self.module.architecture, stored, training.valid, training.task.name)
+
+    @torch.no_grad()
+    def class_accuracy(
+        self, compressed: Compressed, coded: Mapping[str, CodebookTensor], passes: int
+    ) -> float:
+        """The share of validation images whose class is told, where rotations were learned too.
+
+        - `passes`: how many rotations of an image answer.
+        """
+        stored, valid = self.final(compressed, coded), self.training.valid
+        with arithmetic("float32", deterministic=True):
+            chunks = valid.chunks(EVAL_BATCH)
+            outputs = torch.cat([self.module.architecture(stored, inputs) for inputs, _ in chunks])
+        # All images are upright first, then all are turned once, and so on.
+        logits = joined(outputs.chunk(ROTATIONS)[:passes])
+        return float((logits.argmax(1) == valid.labels[: len(logits)]).double().mean())
+
+    def final(
+        self, compressed: Compressed, coded: Mapping[str, CodebookTensor]
+    ) -> dict[str, Tensor]:
+        """All tensors of the network as the task would be kept."""
+        tensors = self.tensors(self.weights(compressed.mask, compressed.own))
+        return tensors | self.decoded(coded, tensors)
 
 
 def is_as_good(found: EvalResult, exact: EvalResult, num: int, tolerance: float) -> bool:
@@ -287,14 +330,25 @@ def is_as_good(found: EvalResult, exact: EvalResult, num: int, tolerance: float)
     return lost <= tolerance or (lost <= tolerance + few and same_loss)
 
 
+def _worth(coded: Mapping[str, CodebookTensor], found: EvalResult, price: float) -> float:
+    """What a stored form is worth, in points of accuracy: what it reaches, less what it costs."""
+    writer = Writer()
+    # What is one number everywhere takes no bytes.
+    kept = {n: c for n, c in coded.items() if c.codes is None or c.bits}
+    write_tensors(writer, kept, None)
+    return 100 * found.ranked_accuracy - price * len(writer.bytes()) / 1000
+
+
 def store_task_params(
-    tensors: Mapping[str, Tensor], bits: int, *, head: str
+    tensors: Mapping[str, Tensor], bits: int, *, head: str, added: Collection[str] = ()
 ) -> dict[str, CodebookTensor]:
     """Task-specific parameters by name, rounded as finely as `TaskParamSettings` says.
 
     Vectors of one kind, such as all biases outside the head, are on one grid.
 
     - `head`: the name of the head's module.
+    - `added`: the names of those that are added to others: of these even gains are rounded to steps
+      of one size.
     """
     out: dict[str, CodebookTensor] = {}
     kinds: dict[tuple[str, bool], list[str]] = {}  # vectors by their last name, and in the head
@@ -310,7 +364,11 @@ def store_task_params(
             kind = name.rpartition(".")[2], name.startswith(f"{head}.")
             kinds.setdefault(kind, []).append(name)
     for (last, _), names in kinds.items():
-        grid = _vector_grid(torch.cat([tensors[n] for n in names]), bits, last in OFFSETS)
+        values = torch.cat([tensors[n] for n in names])
+        if set(names) <= set(added):
+            grid = _matrix_grid(values, bits)
+        else:
+            grid = _vector_grid(values, bits, last in OFFSETS)
         out |= {name: rounded(tensors[name], grid) for name in names}
     return {name: out[name] for name in tensors}
 

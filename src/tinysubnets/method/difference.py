@@ -7,8 +7,9 @@ pruned gradually. Where bytes have a price, a task climbs a ladder instead; see 
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,9 +20,17 @@ from tinysubnets.method.compress import Compressed, Compressor, TaskParamSetting
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.ladder import LadderTrainer, price_of
 from tinysubnets.method.pruning import PruningStep
+from tinysubnets.method.reuse import below_head, best_earlier
 from tinysubnets.method.settings import Rung, TSNSettings, parse_rungs
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, BankDecision, Subnet
+from tinysubnets.model.subnet import (
+    BASE,
+    MAX_CHAIN,
+    NO_BANK,
+    BankDecision,
+    CodebookTensor,
+    Subnet,
+)
 from tinysubnets.nn.init import InitialState, InitKey, initial_task_params
 from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
 from tinysubnets.nn.norms import unfolded
@@ -34,7 +43,8 @@ if TYPE_CHECKING:
     from tinysubnets.method.learner import TinySubNets
 
 CALIBRATION_SAMPLES = 500  # by which norms of the reference are fitted to a new task's inputs
-FINE_TUNING = 0.1  # of the learning rate: what lies below the head has been trained already
+FINE_TUNING = 0.1  # of the learning rate, for differences to a base
+WHOLE = "whole"  # the one rung of a task that climbs no ladder
 
 
 def begin_difference(
@@ -56,11 +66,42 @@ def begin_difference(
         density = settings.density
         if difference.reference is None:
             density = settings.first_density or density
-        return difference.trainer(Rung("whole", density), has_norms=True)
+        return difference.trainer(Rung(WHOLE, density), has_norms=True)
     rungs = parse_rungs(settings.rungs)
     if difference.reference != BASE:  # a head of its own, and norms, such a task has anyhow
-        rungs = tuple(r for r in rungs if r.name != "head")
-    return LadderTrainer(learner.core, task, rungs, difference.trainer, price, learner.reports)
+        rungs = tuple(r for r in rungs if r.name != "head" and not r.reuses)
+    elif isolated:  # nothing of another task may enter it
+        rungs = tuple(r for r in rungs if not r.reuses)
+    return LadderTrainer(learner.core, task, rungs, Rungs(difference), price, learner.reports)
+
+
+class Rungs:
+    """The trainings of a ladder's rungs, over a difference or over what an earlier task added."""
+
+    def __init__(self, difference: Difference) -> None:
+        self.difference = difference
+
+    def __call__(
+        self, rung: Rung, has_norms: bool, reuses: bool, before: MagnitudeModule | None
+    ) -> SubnetTrainer | None:
+        """The training of a rung; None where nothing that could be reused is worth a try.
+
+        - `has_norms`: whether the task has vectors of its own below the head.
+        - `reuses`: whether it is over an earlier task's difference to the base.
+        - `before`: the trained module of the last rung that was climbed, to go on from.
+        """
+        difference = self.reused if reuses else self.difference
+        if difference is None:
+            return None
+        return difference.trainer(rung, has_norms, None if rung.reuses else before)
+
+    @cached_property
+    def reused(self) -> Difference | None:
+        """The task as a difference to the earlier one whose own it can use best."""
+        difference = self.difference
+        learner = difference.learner
+        subnet = best_earlier(learner.store, difference.task, learner.device)
+        return None if subnet is None else _reusing(difference, subnet)
 
 
 @dataclass(frozen=True)
@@ -71,6 +112,7 @@ class Difference:
     - `weights`: those that it is added to [N]; None for zeros.
     - `start`: what training begins with.
     - `memory`: what is kept of the task's inputs to compare later tasks with.
+    - `taken_over`: parameters that it has from an earlier task, as they are stored there.
     """
 
     learner: TinySubNets
@@ -81,6 +123,12 @@ class Difference:
     start: InitialState
     memory: InputStatistics | Tensor | None
     isolated: bool
+    taken_over: Mapping[str, CodebookTensor] = field(default_factory=dict)
+
+    @property
+    def is_over_base(self) -> bool:
+        """Whether it is a difference to the base, or to an earlier task that is one."""
+        return self.learner.core.frozen_base
 
     def trainer(
         self, rung: Rung, has_norms: bool, before: MagnitudeModule | None = None
@@ -90,9 +138,9 @@ class Difference:
         - `has_norms`: over a base, whether the task has vectors of its own below the head.
         - `before`: the trained module of the last rung that was climbed, to go on from.
         """
-        learner, settings = self.learner, self.learner.settings
+        learner, settings, core = self.learner, self.learner.settings, self.learner.core
         architecture, own = learner.architecture, None
-        if self.reference == BASE:
+        if self.is_over_base:
             own = self._own_params(has_norms)
         pruning = MagnitudePruning(
             rung.density, settings.density_exponent, settings.width_in_training, settings.codebooks
@@ -109,20 +157,26 @@ class Difference:
             pruning,
             own,
         )
+        module.lr_factors = self._lr_factors(rung)
         bank = self.decision.bank
         return SubnetTrainer(
-            learner.core,
+            core,
             self.task,
             self.decision,
             module,
             lambda trained: _compress(learner, trained, rung, bank),
-            task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
+            task_params=TaskParamSettings(
+                settings.task_param_bits,
+                settings.task_param_tolerance,
+                price=0.0 if rung.name == WHOLE else price_of(settings, core.frozen_base),
+            ),
             reports=learner.reports,
             memory=self.memory,
-            training=self._training(rung, has_norms, is_fast=data is not None),
+            training=self._training(rung, is_fast=data is not None),
             isolated=self.isolated,
             reference=self.reference,
             data=data,
+            taken_over={n: c for n, c in self.taken_over.items() if n not in (own or ())},
         )
 
     def _own_params(self, has_norms: bool) -> set[str]:
@@ -145,16 +199,28 @@ class Difference:
         tensors = architecture.split(self.weights) | start.task_params | architecture.constants
         learner.core.check_tensors(tensors, self.task)
         on_device = {n: t.to(device) for n, t in tensors.items()}
-        return feature_task(architecture, on_device, self.task, device)
+        data = learner.core.learned_data(self.task)
+        return feature_task(architecture, on_device, data, device)
 
-    def _training(self, rung: Rung, has_norms: bool, is_fast: bool) -> TrainingSettings:
-        """How a rung is trained: what was trained before more gently, and decayed as set."""
+    def _difference_lr(self) -> float | None:
+        """The learning rate of a difference; None for that of training."""
+        lr = self.learner.settings.difference_lr
+        if lr is None and self.is_over_base:
+            return FINE_TUNING * self.learner.training.lr
+        return None if self.reference is None else lr
+
+    def _lr_factors(self, rung: Rung) -> dict[str, float]:
+        """By how much less a whole difference is moved than what is trained beside it."""
+        lr = self._difference_lr()
+        if lr is None or rung.name != WHOLE:
+            return {}
+        return {"free": lr / self.learner.training.lr}
+
+    def _training(self, rung: Rung, is_fast: bool) -> TrainingSettings:
+        """How a rung is trained: a difference gently, since all beside it has been trained."""
         training, settings = self.learner.training, self.learner.settings
-        lr = settings.difference_lr
-        if lr is None and self.reference == BASE:
-            lr = FINE_TUNING * training.lr
-        above_head = rung.density > 0 or has_norms
-        if lr is not None and self.reference is not None and above_head:
+        lr = self._difference_lr()
+        if lr is not None and rung.density > 0 and rung.name != WHOLE:
             training = replace(training, lr=lr, min_lr=min(lr, training.min_lr))
         if settings.difference_decay is not None and self.reference is not None:
             training = replace(training, weight_decay=settings.difference_decay)
@@ -169,7 +235,7 @@ def _compress(
     """A trained rung's mask and codes; on a ladder, post-pruning would only climb down again."""
     if rung.density == 0:
         return Compressed(trained.mask, 1, trained.encode(trained.mask, 1))
-    return (yield from learner.compress(trained, bank, post_pruning=rung.name == "whole"))
+    return (yield from learner.compress(trained, bank, post_pruning=rung.name == WHOLE))
 
 
 def _gone_on(start: InitialState, before: MagnitudeModule) -> InitialState:
@@ -186,10 +252,31 @@ def _to_base(learner: TinySubNets, task: Task, isolated: bool) -> Difference:
     assert store.base is not None and store.base.values is not None
     bank = new_bank(store) if isolated else NO_BANK  # an isolated task shares nothing, masks too
     key = InitKey(settings.seed, 0, store.next_number, settings.scale)
-    params = initial_task_params(architecture, key, task.num_classes, store.base.values)
+    num_outputs = learner.core.num_outputs(task)
+    params = initial_task_params(architecture, key, num_outputs, store.base.values)
     start = InitialState(torch.zeros(0), torch.zeros(store.layout.num_weights), params)
     decision = BankDecision(bank, f"over the base {store.base.name!r}")
     return Difference(learner, task, decision, BASE, store.base_weights(), start, None, isolated)
+
+
+def _reusing(difference: Difference, subnet: Subnet) -> Difference:
+    """The same task over what an earlier one has added to the base: its weights and vectors."""
+    learner, start = difference.learner, difference.start
+    store = learner.store
+    vectors, tensors = dict(below_head(store, subnet)), store.tensors(subnet.name)
+    params = {
+        n: tensors[n].detach().cpu().clone() if n in vectors else t
+        for n, t in start.task_params.items()
+    }
+    reason = f"{difference.decision.reason}, with what {subnet.name!r} has added to it"
+    return replace(
+        difference,
+        decision=replace(difference.decision, reason=reason, nearest=subnet.name),
+        reference=subnet.number,
+        weights=store.weights(subnet.name),
+        start=replace(start, task_params=params),
+        taken_over=vectors,
+    )
 
 
 def _to_task(

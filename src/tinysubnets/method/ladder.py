@@ -1,9 +1,10 @@
 """A ladder: a task pays only for what gains.
 
 It first tries what is nearly free and goes on to what costs more: its head on the weights that are
-there, then its own scales and shifts, then differences of rising density. A rung is climbed where
-validation accuracy gains what its bytes are priced at. Every rung is trained by the same loop,
-beginning with what the last one that was climbed has learned.
+there, then on what an earlier task has made of them, then its own scales and shifts, then
+differences of rising density. A rung is climbed where validation accuracy gains what its bytes are
+priced at. Every rung is trained by the same loop, beginning with what the last one that was climbed
+has learned.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tinysubnets.training.loop import EpochReport
 
 BASE_PRICE = 0.02  # points per kilobyte over a base, where none is set
 
-MakeRung = Callable[[Rung, bool, MagnitudeModule | None], SubnetTrainer]
+MakeRung = Callable[[Rung, bool, bool, MagnitudeModule | None], SubnetTrainer | None]
 
 
 def price_of(settings: TSNSettings, frozen_base: bool) -> float:
@@ -56,6 +57,7 @@ class Climbed:
 
     place: int
     has_norms: bool
+    reuses: bool
     trainer: SubnetTrainer
     subnet: Subnet
     file_bytes: int
@@ -74,7 +76,8 @@ class LadderTrainer:
     that does not pay ends the climb, since denser ones gain less for a byte.
 
     - `rungs`: from the cheapest to the dearest.
-    - `make`: sets up the training of a rung, with own norms or without, from an earlier module.
+    - `make`: sets up the training of a rung, with own norms or without, over an earlier task or
+      not, from an earlier module; None where there is nothing to train.
     - `price`: points of validation accuracy that a kilobyte must gain.
     """
 
@@ -159,12 +162,25 @@ class LadderTrainer:
             return report
 
     def _begin(self, place: int) -> None:
-        """Set up a rung from where the task stands."""
+        """Set up a rung, or the next one where there is nothing in it, from where the task stands.
+
+        Behind the last rung the climb is over.
+        """
         self.core.check_entries(self._entries, self.task)
-        rung, before = self.rungs[place], self.climbed
+        before = self.climbed
+        self._place = self._current = None
+        while self._current is None and place < len(self.rungs):
+            module = None if before is None else before.module
+            made = self.make(self.rungs[place], *self._kind(self.rungs[place]), module)
+            if made is not None:
+                self._place, self._current = place, made
+            place += 1
+
+    def _kind(self, rung: Rung) -> tuple[bool, bool]:
+        """Whether a rung has own norms, and whether it reuses, from where the task stands."""
+        before = self.climbed
         has_norms = rung.has_norms or (before is not None and before.has_norms)
-        module = None if before is None else before.module
-        self._place, self._current = place, self.make(rung, has_norms, module)
+        return has_norms, rung.reuses or (before is not None and before.reuses)
 
     def _settle(self) -> None:
         """Decide on the rung that was trained, and begin the next one or end the climb."""
@@ -174,16 +190,19 @@ class LadderTrainer:
         result = self._result(rung, trainer, subnet)
         self.results.append(result)
         if result.taken and subnet is not None:
-            has_norms = rung.has_norms or (self.climbed is not None and self.climbed.has_norms)
-            self.climbed = Climbed(place, has_norms, trainer, subnet, result.file_bytes)
-        self._place = self._current = None
+            kind = self._kind(rung)
+            self.climbed = Climbed(place, *kind, trainer, subnet, result.file_bytes)
         ends = not result.taken and rung.density > 0
-        if not ends and place + 1 < len(self.rungs):
-            self._begin(place + 1)
+        self._begin(len(self.rungs) if ends else place + 1)
         if self.climbed is not None:
-            reason = f"{trainer.decision.reason}; {told(self.results)}"
-            kept = replace(self.climbed.subnet, decision=replace(trainer.decision, reason=reason))
+            kept = self._explained(self.climbed.trainer, self.climbed.subnet)
             self.climbed = replace(self.climbed, subnet=kept)
+
+    def _explained(self, trainer: SubnetTrainer, subnet: Subnet) -> Subnet:
+        """A subnet with what each rung gave in the reason for its place."""
+        reason = f"{trainer.decision.reason}; {told(self.results)}"
+        decision = replace(trainer.decision, reason=reason, bank=subnet.bank)
+        return replace(subnet, decision=decision)
 
     def _candidate(self, trainer: SubnetTrainer) -> Subnet | None:
         """What the store would keep of a rung; None where that is nothing that can be used."""
@@ -232,6 +251,7 @@ class LadderTrainer:
         if self.climbed is not None:
             numbers["climbed"] = self.climbed.place
             numbers["has_norms"] = self.climbed.has_norms
+            numbers["reuses"] = self.climbed.reuses
             state = self.climbed.module.state_dict()
             tensors |= {f"climbed.{n}": t.detach().clone() for n, t in state.items()}
         return tensors, numbers
@@ -253,14 +273,14 @@ class LadderTrainer:
 
     def _climbed_again(self, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Climbed:
         """The rung that a task stood on, compressed anew from its trained module."""
-        place, has_norms = int(numbers["climbed"]), bool(numbers["has_norms"])
-        trainer = self.make(self.rungs[place], has_norms, None)
+        place = int(numbers["climbed"])
+        has_norms, reuses = bool(numbers["has_norms"]), bool(numbers["reuses"])
+        trainer = self.make(self.rungs[place], has_norms, reuses, None)
+        assert trainer is not None
         trainer.module.load_state_dict(state)
         result = next(r for r in reversed(self.results) if r.taken)
-        subnet, _ = result_of(trainer.candidate())
-        reason = f"{trainer.decision.reason}; {told(self.results)}"
-        subnet = replace(subnet, decision=replace(trainer.decision, reason=reason))
-        return Climbed(place, has_norms, trainer, subnet, result.file_bytes)
+        subnet = self._explained(trainer, result_of(trainer.candidate())[0])
+        return Climbed(place, has_norms, reuses, trainer, subnet, result.file_bytes)
 
 
 def told(results: list[RungReport]) -> str:

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from tinysubnets.errors import SettingError
 
+# Cheaper than any difference, in this order.
+FREE_RUNGS = {"head": -3.0, "reuse": -2.0, "norms": -1.0}
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -17,11 +20,13 @@ class Rung:
     - `name`: as in the setting `rungs`.
     - `density`: of the difference; 0 where there is none.
     - `has_norms`: whether the task gets scales, shifts and biases of its own.
+    - `reuses`: whether it starts from what an earlier task has added to the base.
     """
 
     name: str
     density: float = 0.0
     has_norms: bool = False
+    reuses: bool = False
 
 
 def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
@@ -32,19 +37,18 @@ def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
     """
     out: list[Rung] = []
     for name in names:
-        if name in ("head", "norms"):
-            out.append(Rung(name, 0.0, name == "norms"))
+        if name in FREE_RUNGS:
+            out.append(Rung(name, 0.0, name == "norms", name == "reuse"))
             continue
         try:
             out.append(Rung(name, float(name.removesuffix("%")) / 100))
         except ValueError:
             out.append(Rung(name, -1.0))
-    free = {"head": -2.0, "norms": -1.0}  # dearer than nothing, cheaper than any difference
-    order = [free.get(r.name, r.density) for r in out]
-    shares = [r for r in out if r.name not in free]
-    fine = bool(out) and all(a < b for a, b in pairwise(order))
+    order = [FREE_RUNGS.get(r.name, r.density) for r in out]
+    shares = [r for r in out if r.name not in FREE_RUNGS]
+    fine = any(not r.reuses for r in out) and all(a < b for a, b in pairwise(order))
     fine = fine and all(r.name.endswith("%") and 0 < r.density <= 1 for r in shares)
-    allowed = '"head", "norms" and shares such as "0.5%", each dearer than the last'
+    allowed = '"head", "reuse", "norms" and shares such as "0.5%", each dearer than the last'
     _require(fine, "rungs", list(names), allowed)
     return tuple(out)
 
@@ -64,12 +68,13 @@ class TSNSettings:
       "none".
     - `first_density`, `difference_decay`, `difference_lr`: the density of a task without a
       reference, by default `density`; the weight decay of a task with one, and the learning rate of
-      all but its head, by default those of training (over a base, a tenth of that rate).
+      what it adds to its weights, by default those of training (over a base, a tenth of that rate).
     - `price`: how many points of validation accuracy a kilobyte must gain. A task then climbs a
       ladder of `rungs`, each only if it is worth its bytes. 0 trains every task at `density`. By
       default 0.02 over a frozen base, else 0.
-    - `rungs`: over a base the "head" alone; "norms", own scales, shifts and biases; and densities
-      of a difference, such as "0.5%". Over an earlier task head and norms are one.
+    - `rungs`: over a base the "head" alone; "reuse", a head over what an earlier task has added to
+      the base; "norms", own scales, shifts and biases; and densities of a difference, such as
+      "0.5%". Over an earlier task head and norms are one.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
     - `first_bits`: the least width that "auto" tries.
@@ -82,14 +87,22 @@ class TSNSettings:
     - `memory`, `memory_samples`: what is kept of how many samples to tell tasks apart.
     - `post_pruning`: whether Algorithm 2 runs after training.
     - `score_init`, `previous_mask_of`: mask scores start "random", or with the "previous_mask" on
-      top: that of the bank's last or most similar task.
+      top: that of the bank's last or most similar task; or they "continue", and free values with
+      them, from the best epoch of the bank's last task, as the paper's Algorithm 1 has it. What
+      they go on from lies in a run's checkpoint, not in a model.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread. With
       "pretrained" they are the network's own, and mask scores start from their magnitudes.
     - `codebooks`: one per "layer" or one per "task".
     - `task_param_bits`, `task_param_tolerance`: how finely heads, biases and norms are rounded,
       from 4 to 8 bits, or 16 or 32: see `TaskParamSettings`. "auto" takes the coarsest form that
       loses at most that share of validation accuracy, or a few samples more with the same loss.
-    - `layer_loss_weight`: the weight λ of the layer-wise loss.
+    - `quantization`: "straight_through" trains values that are rounded to centroids in every step;
+      "in_place" overwrites a task's own values by their centroids where codebooks are updated, and
+      trains them as floats in between, as the paper does.
+    - `layer_loss_weight`, `layer_loss`: the weight λ of the layer-wise loss, and its form: "both"
+      sides of each layer get gradients, the compressed and the full one, as in the paper; or the
+      full side, under the task's own mask, is made to "commit" to the compressed one, relative to
+      the size of its output.
     - `isolated`: whether every task gets a bank for itself, not counted by `max_banks`, so that it
       can be removed exactly at any time.
     - `scenario_type`: how accuracy is measured: "task-IL" tells the task of an input, "class-IL"
@@ -105,7 +118,7 @@ class TSNSettings:
     difference_decay: float | None = None
     difference_lr: float | None = None
     price: float | None = None
-    rungs: tuple[str, ...] = ("head", "norms", "0.5%", "2%", "5%")
+    rungs: tuple[str, ...] = ("head", "reuse", "norms", "0.5%", "2%", "5%")
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4
@@ -117,14 +130,16 @@ class TSNSettings:
     memory: Literal["statistics", "samples"] | None = "statistics"
     memory_samples: int = 50
     post_pruning: bool = True
-    score_init: Literal["random", "previous_mask"] = "random"
+    score_init: Literal["random", "previous_mask", "continue"] = "random"
     previous_mask_of: Literal["last", "similar"] = "last"
     init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier", "he"] = "kaiming"
     codebooks: Literal["layer", "task"] = "layer"
     task_param_bits: Literal["auto"] | int = "auto"
     task_param_tolerance: float = 0.002
+    quantization: Literal["straight_through", "in_place"] = "straight_through"
     layer_loss_weight: float = 0.0
+    layer_loss: Literal["both", "commit"] = "both"
     isolated: bool = False
     scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
     seed: int = 0
@@ -166,9 +181,22 @@ class TSNSettings:
         _require(weight >= 0, "layer_loss_weight", weight, "at least 0")
         if self.selection == "magnitude":
             _require(weight == 0, "layer_loss_weight", weight, "0 where selection = 'magnitude'")
+            there = "where selection = 'magnitude'"
+            goes_on, in_place = self.score_init == "continue", self.quantization == "in_place"
+            others = "'random' or 'previous_mask'"
+            _require(not goes_on, "score_init", self.score_init, f"{others} {there}")
+            _require(not in_place, "quantization", "in_place", f"'straight_through' {there}")
         else:
             allowed = "'none' where selection = 'scores'"
             _require(self.reference == "none", "reference", self.reference, allowed)
+        if self.isolated:
+            _require(
+                self.score_init != "continue",
+                "score_init",
+                self.score_init,
+                "'random' or 'previous_mask' where isolated = true: nothing of an isolated task "
+                "may enter another",
+            )
         first, decay = self.first_density, self.difference_decay
         _require(first is None or 0 < first <= 1, "first_density", first, "a share above 0")
         _require(decay is None or decay >= 0, "difference_decay", decay, "a number of at least 0")

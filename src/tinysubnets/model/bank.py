@@ -147,3 +147,9 @@ def check_base(architecture: Architecture) -> None:
                 f"{spec.name!r} of the base is not finite everywhere; look at the weights that "
                 "were loaded."
             )
+        is_variance = spec.name in architecture.running_stats and spec.name.endswith("running_var")
+        if is_variance and bool((tensor < 0).any()):
+            raise ArchitectureError(
+                f"{spec.name!r} of the base has variances below 0; look at the weights that were "
+                "loaded."
+            )

@@ -24,6 +24,7 @@ from tinysubnets.tasks.checks import (
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.preprocessing import Preprocessing
+from tinysubnets.tasks.rotations import ROTATIONS
 from tinysubnets.tasks.task import Label
 
 
@@ -156,7 +157,14 @@ class PackedMask:
     @classmethod
     def of(cls, mask: Tensor) -> PackedMask:
         """The packed form of a boolean vector."""
+        if not bool(mask.any()):
+            return cls.none(len(mask))
         return cls(pack_mask(mask.detach().cpu().numpy()), len(mask))
+
+    @classmethod
+    def none(cls, num: int) -> PackedMask:
+        """So many booleans that are all false; they take no memory."""
+        return cls(np.broadcast_to(np.uint8(0), -(-num // 8)), num)
 
     def unpack(self) -> Tensor:
         """The boolean vector on the CPU, made anew."""
@@ -190,6 +198,8 @@ class Subnet:
     - `reference`: the number of an earlier subnet, or `BASE`: what the mask holds is added to the
       decoded weights of that one. None where the weights are what the mask holds, and 0 elsewhere.
     - `adds_to_base`: whether task-specific parameters that the base has too are added to its own.
+    - `rotations`: 0 where the head has an output per class. Else it has one per class and rotation
+      of an image, and a known task is answered by so many of them, 1 or 4; see `tasks.rotations`.
     """
 
     name: str
@@ -213,6 +223,7 @@ class Subnet:
     routing: Mapping[str, Tensor] = field(default_factory=dict)
     reference: int | None = None
     adds_to_base: bool = False
+    rotations: int = 0
 
     def __repr__(self) -> str:
         return (
@@ -227,6 +238,11 @@ class Subnet:
         return self.packed_mask.unpack()
 
     @property
+    def num_outputs(self) -> int:
+        """How many outputs the head has."""
+        return len(self.classes) * (ROTATIONS if self.rotations else 1)
+
+    @property
     def num_new(self) -> int:
         """How many weights this task has of its own."""
         return sum(len(c) for c in self.own)
@@ -238,6 +254,11 @@ class Subnet:
         done = Preprocessing.from_dict(self.preprocessing).for_any_size().apply(picture)
         fits = self.sample is not None and done.size == math.prod(self.sample.shape)
         return done.reshape(self.sample.shape) if fits and self.sample is not None else done
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether it has no bank and an empty mask: its weights are those that it refers to."""
+        return self.bank == NO_BANK and self.num_new == 0
 
     def check_inputs(self, inputs: Tensor) -> None:
         """Refuse a batch of raw inputs that a network would take for something else."""

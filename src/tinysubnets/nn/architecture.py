@@ -113,8 +113,8 @@ class Architecture:
         }
         self.pretrained = {n: t.detach() for n, t in [*parameters.items(), *buffers.items()]}
         self.output = _output_layer(net, head)
-        modes: tuple[Mode, ...] = ("train", "eval", "calibrate")
-        self._code = {mode: StatelessModule(net, mode) for mode in modes}
+        # Copies for other modes are made of this one when they are first needed.
+        self._code: dict[Mode, StatelessModule] = {"train": StatelessModule(net, "train")}
         self._from_head = False  # whether passes take what reaches the head
         # The head's widths that were tried on inputs of a shape and type.
         self._tried: dict[tuple[tuple[int, ...], torch.dtype], set[int]] = {}
@@ -150,7 +150,7 @@ class Architecture:
         return self._stateless(mode).net
 
     def _stateless(self, mode: Mode) -> StatelessModule:
-        if mode not in self._code:  # few need a copy for frozen statistics
+        if mode not in self._code:
             self._code[mode] = StatelessModule(self._code["train"].net, mode)
         return self._code[mode]
 
@@ -240,14 +240,15 @@ class Architecture:
         # A trial must not move the caller's random numbers, nor leave anything in the network.
         with seeds.global_generators_kept():
             if widths is not None:
-                trial.width(self._code["eval"])
+                trial.width(self._stateless("eval"))
             else:
                 self._try(trial)
         self._tried.setdefault(kind, set()).add(num_classes)
 
     def _try(self, trial: Trial) -> None:
         """Passes in every mode, through copies of the network."""
-        code = copy.deepcopy(self._code)
+        modes: tuple[Mode, ...] = ("train", "eval", "calibrate")
+        code = {mode: copy.deepcopy(self._stateless(mode)) for mode in modes}
         learned = [
             s.name for s in (*self.shared, *self.task_params) if s.name not in self.running_stats
         ]

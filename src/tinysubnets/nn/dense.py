@@ -7,6 +7,7 @@ which of them may answer depends on whether the task is known.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,7 @@ class DenseModule(nn.Module):
     """
 
     recalibrates = True  # statistics of norms are estimated anew before the network is measured
+    lr_factors: Mapping[str, float] = MappingProxyType({})  # of the learning rate, by group
 
     def __init__(
         self,

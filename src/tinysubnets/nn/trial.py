@@ -74,6 +74,16 @@ def check_network(net: nn.Module) -> None:
     for name, tensor in [*net.named_parameters(), *net.named_buffers()]:
         if _is_lazy(tensor):
             raise ArchitectureError(f"{name!r} has no shape yet; run the lazy network once first.")
+        if tensor.is_meta:
+            raise ArchitectureError(
+                f"{name!r} is on the meta device and has no values; give the network with its "
+                "weights loaded: net.to_empty(device='cpu'), then net.load_state_dict(…)."
+            )
+        if tensor.layout != torch.strided:
+            raise ArchitectureError(
+                f"{name!r} is sparse, and masks are over weights that are held one by one; make it "
+                "dense: tensor.to_dense()."
+            )
     for prefix, module in net.named_modules():
         if cure := _unfit(module):
             raise ArchitectureError(f"{describe(module, prefix)} {cure}")

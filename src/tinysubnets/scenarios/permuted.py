@@ -16,7 +16,7 @@ from tinysubnets.tasks.task import Task
 
 
 class Permuted:
-    """Tasks of the same images and classes; the first as they are, the others permuted."""
+    """Tasks of the same images and classes, the pixels of each in an order of its own."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Permuted:
     def permutation(self, index: int) -> np.ndarray:
         """Where each pixel of a task's images comes from; the same in all channels."""
         _, _, height, width = self._sets[0].inputs.shape
-        if index == 0:
+        if index == 0 and not self.settings.permute_first:
             return np.arange(height * width)
         draws = seeds.uniform(height * width, self.seed, "permutation", index)
         return np.argsort(draws, kind="stable")
@@ -58,7 +58,7 @@ class Permuted:
         return make_task(self.names[index], train, test, numbers, self.settings, self.seed)
 
     def _permuted(self, part: DecodedSet, index: int) -> DecodedSet:
-        if index == 0:
+        if index == 0 and not self.settings.permute_first:
             return part
         flat = part.inputs.reshape(*part.inputs.shape[:2], -1)
         # Without the check of every index, which "clip" leaves out, this is seven times faster.

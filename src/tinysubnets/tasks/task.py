@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ from tinysubnets.tasks.sources import class_names, is_dataset, labeled
 
 # Fewer validation samples than this cannot tell which epoch is best, nor what a weight is worth.
 FEW_VALID = 60
+FITTED_AT_ONCE = 1 << 27  # values that a normalization is fitted to at once, in float64
 NormalisationRule = Literal["auto", "channel", "scalar"]
 
 
@@ -324,16 +325,48 @@ def fitted_normalization(name: str, train: Split, rule: Any) -> Normalization:
     if rule is None or is_tokens(sample):
         return Normalization()
     step = max(1, len(train) // 10_000)
+    by_channel = not (
+        rule == "scalar" or (rule == "auto" and sample.ndim == 2 and sample.dtype == torch.uint8)
+    )
+    if len(train) // step * sample.numel() > FITTED_AT_ONCE:
+        return _fitted_in_parts(name, train, step, by_channel)
     values = train.inputs(slice(0, None, step)).double()
     if not torch.isfinite(values).all():
         raise TaskError(
             f"task {name!r}: inputs contain NaN or infinite values; clean the data first."
         )
-    if rule == "scalar" or (rule == "auto" and sample.ndim == 2 and sample.dtype == torch.uint8):
-        values = values.reshape(-1, 1)
-    else:
-        values = values.transpose(0, 1).flatten(1).T
-    mean, std = values.mean(0), values.std(0, correction=0)
+    values = _columns(values, by_channel)
+    return _affine(values.mean(0), values.std(0, correction=0), sample)
+
+
+def _fitted_in_parts(name: str, train: Split, step: int, by_channel: bool) -> Normalization:
+    """What `fitted_normalization` gives, of large images a few at a time, in two passes."""
+    sample = train.inputs(slice(0, 1))
+    places = torch.arange(0, len(train), step)
+    parts = places.split(max(1, FITTED_AT_ONCE // 8 // sample.numel()))
+
+    def mean_of(values: Callable[[Tensor], Tensor]) -> Tensor:
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for where in parts:
+            columns = _columns(train.inputs(where).double(), by_channel)
+            total, count = total + values(columns).sum(0), count + len(columns)
+        return total / count
+
+    mean = mean_of(lambda columns: columns)
+    if not torch.isfinite(mean).all():
+        raise TaskError(
+            f"task {name!r}: inputs contain NaN or infinite values; clean the data first."
+        )
+    variance = mean_of(lambda columns: (columns - mean).square_())
+    return _affine(mean, variance.sqrt(), sample)
+
+
+def _columns(values: Tensor, by_channel: bool) -> Tensor:
+    """All values [count, channels], or [count, 1] where all are taken together."""
+    return values.transpose(0, 1).flatten(1).T if by_channel else values.reshape(-1, 1)
+
+
+def _affine(mean: Tensor, std: Tensor, sample: Tensor) -> Normalization:
     # A constant channel carries nothing: leave its scale alone.
     std = torch.where(std > 1e-6 * (1 + mean.abs()), std, torch.ones_like(std))
     trailing = max(sample.ndim - 2, 0)

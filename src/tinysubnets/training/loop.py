@@ -101,7 +101,7 @@ class Training:
             if task.class_weights is None
             else torch.tensor(task.class_weights, dtype=torch.float32, device=device)
         )
-        self.optimizer = make_optimizer(module.groups(), settings, self.device)
+        self.optimizer = make_optimizer(module.groups(), settings, self.device, module.lr_factors)
         self.augmentation = settings.augmentation if settings.augmentation.active else None
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}  # the module's state after its best epoch
@@ -120,6 +120,10 @@ class Training:
 
     def _train_in_parallel_(self) -> None:
         """Take part in a training of several processes."""
+        if self.settings.micro_batch is not None:
+            raise SettingError(
+                "training.micro_batch is for one process; of several, each has a part of the batch."
+            )
         distributed.check_batch(
             min(self.settings.batch_size, len(self.train)),
             self.unwrapped.architecture.has_running_stats,
@@ -231,8 +235,7 @@ class Training:
         bfloat16 = self.settings.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
             try:
-                loss = self._batch_loss(inputs, labels)
-                loss.backward()
+                loss = self._backward_in_parts(inputs, labels)
             except (RuntimeError, IndexError, ValueError) as error:
                 if isinstance(error, (TinySubNetsError, torch.OutOfMemoryError)):
                     raise
@@ -249,6 +252,25 @@ class Training:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         return loss.detach()
+
+    def _backward_in_parts(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Add up the gradients of a batch, in parts of `micro_batch` samples; gives its loss."""
+        num, weights = len(labels), self.class_weights
+        parts = -(-num // (self.settings.micro_batch or num))
+        if parts == 1:
+            loss = self._batch_loss(inputs, labels)
+            loss.backward()
+            return loss
+        total = torch.zeros((), device=self.device)
+        for part in range(parts):  # of nearly equal sizes
+            where = slice(part * num // parts, (part + 1) * num // parts)
+            share: Tensor | float = (where.stop - where.start) / num
+            if weights is not None:  # the mean of a batch is a weighted one
+                share = weights[labels[where]].sum() / weights[labels].sum()
+            loss = self._batch_loss(inputs[where], labels[where]) * share
+            loss.backward()
+            total += loss.detach()
+        return total
 
     def _batch_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch; of several processes, this one's part of it."""

@@ -7,7 +7,7 @@ optimizer itself, under the same names, so that an update by either is an update
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -80,19 +80,25 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
 
 
 def make_optimizer(
-    groups: dict[str, list[nn.Parameter]], settings: TrainingSettings, device: torch.device
+    groups: dict[str, list[nn.Parameter]],
+    settings: TrainingSettings,
+    device: torch.device,
+    factors: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
     """The optimizer of a module's parameters, by kind; see `TaskModule.groups`.
 
     Mask scores have a rate of their own and are never decayed, nor are "vectors". Every group has a
     `factor`, by which the learning rate of a step is multiplied.
+
+    - `factors`: by kind, where it is not 1.
     """
     if settings.optimizer not in OPTIMIZERS:
         raise SettingError(unknown("optimizer", settings.optimizer, OPTIMIZERS))
     factor = 1.0 if settings.score_lr is None else settings.score_lr / settings.lr
     table: dict[tuple[float, ...], dict[str, Any]] = {}
     for name, parameters in groups.items():
-        options = {"factor": 1.0, "weight_decay": settings.weight_decay, "eps": ADAM_EPS}
+        own = (factors or {}).get(name, 1.0)
+        options = {"factor": own, "weight_decay": settings.weight_decay, "eps": ADAM_EPS}
         if name == "vectors":
             options["weight_decay"] = 0.0
         if name == "scores":

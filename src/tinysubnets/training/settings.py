@@ -19,6 +19,9 @@ class TrainingSettings:
       the lowest loss; of the lowest validation "loss"; or the "last". "auto" keeps the last one
       where fewer than 60 validation samples could not tell which is best, else by accuracy.
     - `batch_size`: samples per step; the last batch of an epoch is filled up from its beginning.
+    - `micro_batch`: at most so many samples of a batch pass the network at once, and gradients add
+      up to those of the batch; for large images where memory is short. BatchNorm that is not frozen
+      takes its statistics from each part.
     - `optimizer`: the rule of each step.
     - `lr`, `min_lr`, `schedule`: the learning rate falls from `lr` to `min_lr` by a "cosine", is
       halved after six epochs without a better validation loss ("plateau", which ends training below
@@ -33,14 +36,15 @@ class TrainingSettings:
     - `augmentation`: what is changed in training images at random.
     - `engine`: "eager" runs step by step, "graph" captures steps as CUDA graphs where there is a
       GPU, "auto" does too, "compiled" compiles them by `torch.compile` besides.
-    - `precision`: of training on a GPU, see `precision.arithmetic`; "bfloat16" is by autocast.
-      Evaluation is in float32.
+    - `precision`: of training on a GPU, see `precision.arithmetic`; "bfloat16" is by autocast, on a
+      CPU too. Evaluation is in float32.
     - `deterministic`: only algorithms of cuDNN that give the same bits every time, at some cost.
     """
 
     epochs: int = 40
     kept_epoch: Literal["accuracy", "loss", "last", "auto"] = "accuracy"
     batch_size: int = 32
+    micro_batch: int | None = None
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = 3e-3
     min_lr: float = 1e-5
@@ -64,6 +68,11 @@ class TrainingSettings:
                     f"training.{name} = {getattr(self, name)} is not allowed; "
                     f"give an integer of at least {least}."
                 )
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise SettingError(
+                f"training.micro_batch = {self.micro_batch} is not allowed; give an integer of at "
+                "least 1."
+            )
         if not 0 < self.lr < math.inf:
             raise SettingError(f"training.lr = {self.lr} is not allowed; give more than 0.")
         if not 0 < self.min_lr <= self.lr:
