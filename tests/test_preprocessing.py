@@ -181,6 +181,11 @@ def test_a_picture_is_predicted_as_it_was_learned(
     assert main(command) == 0
     told = json.loads(capsys.readouterr().out)["predictions"]
     assert [row["classes"][0]["name"] for row in told] == store.predict("light", pixels).tolist()
+    assert main([*command[:5], str(tmp_path / "photos")]) == 0  # all in a folder, sorted
+    assert json.loads(capsys.readouterr().out)["predictions"] == told
+    (tmp_path / "empty").mkdir()
+    assert main([*command[:5], str(tmp_path / "empty")]) == 2
+    assert "there are no images in this folder" in capsys.readouterr().err
 
     onnx = pytest.importorskip("onnx")
     done = to_onnx(store, "light", tmp_path / "light.onnx")
