@@ -48,7 +48,7 @@ def few_images(data: str | None, num_tasks: int = 3) -> dict[str, Any]:
     Short training on few images: the case in which post-pruning weighs most.
     """
     chosen = recipe.load(
-        "best/split-cifar100",
+        "best/split-cifar100-paper-network",
         assignments=["data.train_limit=1000", "training.epochs=5", f"data.num_tasks={num_tasks}"],
     )
     scenario = scenarios.build(chosen.scenario, chosen.data, seed=0, root=data)

@@ -74,7 +74,7 @@ def ten_tasks(network: str, device: torch.device) -> tuple[SubnetStore, torch.Te
         record = Record(
             {"energy": 1.0, "inputs": 0.3},
             {"energy": (5.0, 2.0)},
-            inputs=Gaussian.fit(points, torch.zeros(100, dtype=torch.int64), 1),
+            gaussians={"inputs": Gaussian.fit(points, torch.zeros(100, dtype=torch.int64), 1)},
         )
         store.add_(
             Subnet(

@@ -86,9 +86,10 @@ def digests(folder: Path) -> dict[str, str]:
 
 WORDS = ("metadata", "total", "file", "file_bytes")  # lines that the words in the file change
 # Format 1 kept divergences from every earlier task beside a task's memory, which the paper view
-# counts where samples are kept, had no routing, and other forms of task-specific parameters and
-# codes. All other lines are the same in both.
-FORMATS = ("memory", "routing", "paper", "heads", "task_params", "codes", "codebooks")
+# counts where samples are kept, had no routing, and other forms of task-specific parameters and of
+# codes, and codecs of masks. All other lines are the same in both.
+_CODED = ("heads", "task_params", "codes", "codebooks", "masks")
+FORMATS = ("memory", "routing", "paper", "printed", *_CODED)
 
 
 def without(left_out: tuple[str, ...], ledger: Any) -> Any:

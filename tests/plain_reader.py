@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zlib
@@ -138,7 +139,8 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         }
         bank = banks.setdefault(task.get("bank"), new_bank)
         names = [name for name, _ in shared]
-        start = (task.get("bank"), number, names, counts)
+        widths = [kernel(shape) if config["block"] == 1 else 1 for _, shape in shared]
+        start = (task.get("bank"), number, names, counts, widths)
         mask = np.zeros(sum(counts), bool)
         if not task.get("empty"):
             mask = read_mask(Bytes(sections["masks", place]), bank, start)
@@ -230,13 +232,13 @@ def private(
     key = "private" if config["format"] == 1 else "task_params"
     head, other = Bytes(sections["heads", place]), Bytes(sections[key, place])
     other.floats(2 * task.get("channels", 0), 1)
-    classes = len(config["classes"][task["classes"]])
+    outputs = len(config["classes"][task["classes"]]) * (4 if task.get("rotations") else 1)
     absent = {}
     for first, count, step, *value in config["absent"][task["absent"]] if "absent" in task else ():
         absent |= {first + i * step: value for i in range(count)}
     out, shapes = {}, {}
     for where, (name, shape, *_) in enumerate(config["architecture"][key]):
-        shapes[name] = [classes, *shape[1:]] if shape and shape[0] == 0 else shape
+        shapes[name] = [outputs, *shape[1:]] if shape and shape[0] == 0 else shape
         if where in absent:
             value = absent[where]
             out[name] = np.full(shapes[name], value[0], np.float32) if value else base[name]
@@ -394,8 +396,8 @@ def key(*parts: int | str) -> int:
     return state
 
 
-def first_scores(data: Bytes, place: tuple[int, int, list[str], list[int]]) -> np.ndarray:
-    bank, number, names, counts = place
+def first_scores(data: Bytes, place: Any) -> np.ndarray:
+    bank, number, names, counts, _ = place
     seed = int.from_bytes(data.take(8), "little")
     levels = [int.from_bytes(data.take(4), "little") for _ in names]
     out = []
@@ -416,13 +418,63 @@ def read_mask(data: Bytes, bank: dict[str, Any], place: Any) -> np.ndarray:
         against = against & ~bank["owned"] if reference == 3 else against
     elif reference >= 4:
         against = bank["masks"][reference - 4]
-    counts = place[3]
+    counts, widths = place[3], place[4]
+    if data.data[0] == 6:
+        return by_kernel(Bytes(data.data[1:]), counts, widths) ^ against
     if data.data[0] != 5:
         return coded_mask(data.data, against)
     data.take(1)
     parts = np.split(against, np.cumsum(counts)[:-1])
     out = [coded_mask(data.take(data.varint()), part) for part in parts[:-1]]
     return np.concatenate([*out, coded_mask(data.data, parts[-1])])
+
+
+def by_kernel(data: Bytes, counts: list[int], widths: list[int]) -> np.ndarray:
+    singles = np.zeros(0, bool)
+    if num := sum(n for n, k in zip(counts, widths, strict=True) if k == 1):
+        singles = flips(data.take(data.varint()), num)
+    num = sum(n // k for n, k in zip(counts, widths, strict=True) if k > 1)
+    filled = flips(data.take(data.varint()), num)
+    bits = (max(widths) - 1).bit_length()
+    ones = iter(coded_indices(data, bits, int(filled.sum())) + 1)
+    kernels = []  # width, ones, where it begins
+    out, start, used, seen = [], 0, 0, 0
+    for n, k in zip(counts, widths, strict=True):
+        if k == 1:
+            out.append(singles[used : used + n])
+            used += n
+        else:
+            out.append(np.zeros(n, bool))
+            for i in range(n // k):
+                if filled[seen + i]:
+                    kernels.append((k, int(next(ones)), start + i * k))
+            seen += n // k
+        start += n
+    mask = np.concatenate(out)
+    stream, position = bit_stream(data.data), 0
+    order = sorted(kernels)
+    for (k, c), _ in itertools.groupby(order, lambda kernel: kernel[:2]):
+        same = [begin for width, num, begin in order if (width, num) == (k, c)]
+        base, each = math.comb(k, c), 1
+        if base == 1:
+            for begin in same:
+                mask[begin : begin + k] = True
+            continue
+        while base ** (each + 1) <= 1 << 62:
+            each += 1
+        for first in range(0, len(same), each):
+            group = same[first : first + each]
+            size = (base ** len(group) - 1).bit_length()
+            number = sum(int(b) << i for i, b in enumerate(stream[position : position + size]))
+            position += size
+            for begin in group:
+                number, rank = divmod(number, base)
+                for left in range(c, 0, -1):
+                    t = max(t for t in range(k) if math.comb(t, left) <= rank)
+                    rank -= math.comb(t, left)
+                    mask[begin + t] = True
+    assert len(data.data) == -(-position // 8) and not stream[position:].any()
+    return mask
 
 
 def coded_mask(data: bytes, against: np.ndarray) -> np.ndarray:

@@ -77,6 +77,12 @@ def test_a_golden_file_holds_what_a_life_leaves_behind() -> None:
     assert routing and sizes["base"] and config["next"] > len(tasks)
 
 
+def test_golden_files_hold_masks_by_kernel() -> None:
+    store = SubnetStore.load(GOLDEN / "format2-kernels.safetensors", models.kernel_network())
+    codecs = {s.coded_mask.data[0] & 7 for s in store.subnets.values() if s.coded_mask}
+    assert 6 in codecs
+
+
 def test_golden_files_hold_codes_of_every_kind() -> None:
     found = set()
     for path in GOLDEN.glob("format2-*.safetensors"):

@@ -458,6 +458,8 @@ SECTIONS: list[tuple[str, int, bytes]] = [
     ("masks", 0, b"\0\x01" + deflated(bytes(1 << 20))),
     ("masks", 0, b"\0\x04\x01\x00"),
     ("masks", 0, b"\0\x05\xff\xff\xff\xff\x0f"),
+    ("masks", 0, b"\0\x06\x02\0\0\x01\0"),  # by kernel, but there are none
+    ("masks", 0, b"\0\x07"),
     ("masks", 0, b"\x04\x00"),  # a member, but it is the first
     ("masks", 1, b"\x05\x00"),  # itself
     ("masks", 1, b"\xff\xff\xff\xff\xff\xff\x7f"),

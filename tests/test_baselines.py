@@ -392,12 +392,13 @@ def test_the_ledger_of_dense_methods_counts_every_bit():
     total = naive.ledger().total
     assert total.codes == 32 * shared and total.heads == 32 * heads
     assert total.task_params == 32 * task_params and total.memory == 0
-    assert naive.ledger().paper == 1.0 and naive.ledger().worked_example == 1.0
+    whole = (shared + task_params) / shared
+    assert naive.ledger().paper == whole and naive.ledger().worked_example == 1.0
     assert replay.ledger().total.memory == 40 * 8 * (64 + 2 + 2)
     body = shared + 64 * 2 + 64 * 2  # weights, biases, norm scales and shifts; no statistics
     assert ewc.ledger().total.memory == 2 * 32 * body
     assert independent.ledger().total.codes == 2 * 32 * shared
-    assert independent.ledger().paper == 2.0
+    assert independent.ledger().paper == 2 * whole
 
 
 def test_dense_methods_take_convolutions_and_given_weights():

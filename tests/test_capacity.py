@@ -13,7 +13,7 @@ from nets import NETWORKS, data, learner, mlp, task
 from paper_words import decode, encode, owners
 from tinysubnets.errors import CapacityError, CapacityWarning, FormatError
 from tinysubnets.model import size as capacity
-from tinysubnets.model.size import Entry, worked_example_bits
+from tinysubnets.model.size import Entry, printed_bits, worked_example_bits
 
 
 def test_docstring_examples() -> None:
@@ -33,6 +33,24 @@ def test_worked_example_of_a_store() -> None:
     ledger = learn.ledger()
     assert ledger.new_weights == (80,) and ledger.num_weights == 160
     assert ledger.worked_example == (80 * 2 + 4 * 34) / (160 * 32)
+
+
+def test_the_printed_formula() -> None:
+    """By hand: 80 weights in use of 2 bits, two layers with a codebook each, a bit of mask each."""
+    learn = learner(mlp(6, 10), density=0.5, bits=2, max_banks=1, pruning={"iterations": 0})
+    learn.learn(task("a"))
+    assert learn.ledger().printed == (80 * 2 + 2 * 4 * 34 + 80) / (160 * 32)
+    assert printed_bits([(10, 32), (5, 32)], 3) == 15 * 33
+    assert printed_bits([(10, 4), (0, 8)], 1) == 10 * 4 + 16 * 36 + 10
+
+
+def test_the_paper_view_counts_task_specific_parameters_but_no_heads() -> None:
+    learn = learner(mlp(6, 10), bits=2, max_banks=1, memory=None)
+    learn.learn(task("a"))
+    ledger = learn.ledger()
+    t = ledger.total
+    assert t.task_params > 0 and t.heads > 0
+    assert ledger.paper == (t.codes + t.codebooks + t.masks + t.task_params) / (160 * 32)
 
 
 def test_the_paper_s_word() -> None:
@@ -98,9 +116,8 @@ def test_ledger_adds_up() -> None:
         assert total.total == pytest.approx(sum(parts), abs=1e-6)
         assert set(ledger.tasks) == {"t0", "t1"}
         assert all(e.heads > 0 and e.task_params > 0 and e.masks > 0 for e in ledger.tasks.values())
-        assert ledger.paper == (total.codes + total.codebooks + total.masks) / (
-            32 * ledger.num_weights
-        )
+        counted = total.codes + total.codebooks + total.masks + total.task_params
+        assert ledger.paper == counted / (32 * ledger.num_weights)
         assert ledger.as_dict()["total"]["total"] == total.total  # type: ignore[index]
 
 

@@ -15,9 +15,10 @@ from PIL import Image
 from data_files import encode, mnist_like, pixels, write_parquet
 from quick import mostly_slow
 from tinysubnets.datasets import decode, worker
-from tinysubnets.datasets.images import Form, decode_image
+from tinysubnets.datasets.images import decode_image
 from tinysubnets.datasets.loaders import DecodedSet, load
 from tinysubnets.errors import DataError
+from tinysubnets.tasks.preprocessing import Preprocessing
 
 
 def load_here(
@@ -197,6 +198,7 @@ def test_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_here("mnist", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_plain_script_runs_once_whatever_processes_decode(tmp_path: Path) -> None:
     """Without a guard around its lines, as most scripts are written."""
     mnist_like(tmp_path, 20)
@@ -227,7 +229,7 @@ def test_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("shape", [(10, 33), (33, 10), (8, 8), (3, 4)])
 def test_resize_fills_the_whole_square(shape: tuple[int, int]) -> None:
     image = encode(np.full(shape, 77, dtype=np.uint8))
-    out = decode_image(image, Form("L", 8, 8, resize=8))
+    out = decode_image(image, Preprocessing("L", 8, 8, resize=8))
     assert out.shape == (1, 8, 8) and (out == 77).all()
 
 

@@ -80,6 +80,7 @@ def test_a_difference_is_learned_on_from_a_file_as_it_is_live(tmp_path: Path) ->
     assert live.store.digest("t1") == resumed.store.digest("t1")
 
 
+@pytest.mark.slow
 def test_a_trainer_goes_on_from_its_state_in_the_middle() -> None:
     trainers = []
     for stop in (None, 1, 3):
@@ -128,6 +129,7 @@ def replace_name(task: Task, name: str) -> Task:
     )
 
 
+@pytest.mark.slow
 def test_chains_of_references_stay_short() -> None:
     one = learner(training=TRAINING | {"epochs": 1})
     for number in range(MAX_CHAIN + 4):

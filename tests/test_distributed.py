@@ -34,6 +34,7 @@ def found(folder: Path) -> list[dict[str, Any]]:
     return [torch.load(path, weights_only=True) for path in sorted(folder.glob("*.pt"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_has_the_gradients_of_the_whole_batch(case: str, together: Path) -> None:
     alone = one_step(case)
@@ -150,6 +151,7 @@ def test_ctrl_c_under_torchrun_saves_and_one_process_goes_on(tmp_path: Path) -> 
     assert numbers(path)["environment"]["processes"] == 1
 
 
+@pytest.mark.slow
 def test_a_mistake_of_all_is_raised_in_the_first_process_alone(tmp_path: Path) -> None:
     # An error ends a Python process with 1; the others end silently, with the command's 2.
     assert in_processes(parallel_cases.mistaken, 2, tmp_path) == [1, 2]

@@ -267,6 +267,7 @@ def test_bad_settings_leave_no_run_behind(tmp_path: Path) -> None:
     assert tmp_path.exists() and not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"), [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only")]
 )
@@ -400,6 +401,7 @@ def test_defaults_reach_the_promised_accuracy(tmp_path: Path) -> None:
     assert fall <= 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["diagonal", "last"])
 def test_fewer_cells_are_the_same_numbers_with_an_honest_label(
     kind: Any, finished: tuple, tmp_path: Path

@@ -72,6 +72,7 @@ def raw(store: SubnetStore, count: int = 5) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (count, *sample.shape), dtype=np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "network", "settings"),
     [
@@ -96,6 +97,7 @@ def test_coded_weights_compute_the_same(
     assert plain.file_bytes - coded.file_bytes > 0.8 * store.layout.num_weights * saved / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "density"), [(3, 0.2), (4, 0.03), (2, 0.1)])
 def test_one_task_is_not_much_larger_than_its_own_model_file(
     bits: int, density: float, tmp_path: Path
@@ -118,6 +120,7 @@ def test_one_task_is_not_much_larger_than_its_own_model_file(
     assert not left & {"BitShift", "CumSum", "ScatterElements", "Gather", "Mod"}
 
 
+@pytest.mark.slow
 def test_the_graph_takes_raw_inputs_and_says_what_it_is(tmp_path: Path) -> None:
     store = one_task(3)
     model = onnx.load(export.to_onnx(store, "a", tmp_path / "a.onnx").path)
@@ -176,6 +179,7 @@ def test_codes_are_as_narrow_as_the_values_allow() -> None:
         assert function in kinds and np.array_equal(sums, values)
 
 
+@pytest.mark.slow
 def test_int8_is_calibrated_and_measured(tmp_path: Path) -> None:
     store = one_task(4)
     x = raw(store, 200)
@@ -280,6 +284,7 @@ def test_all_tasks_in_one_file_with_routing_inside(
     assert np.allclose(scores.numpy(), live.routing.scores, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_all_tasks_are_exported_by_the_command(
     routed: tuple[SubnetStore, np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

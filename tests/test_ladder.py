@@ -86,6 +86,7 @@ def test_a_high_price_stops_at_the_head_and_none_switches_the_ladder_off() -> No
     assert isinstance(standard.begin(points(0)), LadderTrainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])  # one climbs all rungs, one leaves norms out
 def test_a_ladder_goes_on_from_its_state_in_the_middle_of_any_rung(number: int) -> None:
     def run(stop: int | None) -> tuple[bytes, Any]:

@@ -231,6 +231,7 @@ def test_chance_is_what_the_commonest_class_would_get() -> None:
     assert found((2, 1), (1, 2)).is_at_chance  # 4 of 6
 
 
+@pytest.mark.slow
 def test_the_part_that_was_measured_is_named(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

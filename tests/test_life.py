@@ -373,6 +373,7 @@ def test_norms_stay_the_same_when_their_reference_is_removed(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.slow
 def test_a_file_grows_linearly_with_its_tasks(tmp_path: Path) -> None:
     """Beside what is its own, a task takes an entry in the header, a record and two hashes."""
 

@@ -65,6 +65,7 @@ def test_the_thousandth_task_costs_at_most_twice_the_tenth() -> None:
     assert statistics.median(beside[-20:]) <= 2 * statistics.median(beside[10:30])
 
 
+@pytest.mark.slow
 def test_learning_goes_on_when_no_weight_is_free(tmp_path: Any) -> None:
     learner = tiny_learner(max_banks=1, memory=None, post_pruning=False)
     learn_all(learner, range(6))

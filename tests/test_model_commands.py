@@ -70,7 +70,7 @@ def test_inspect_shows_every_byte(model: Path, capsys: pytest.CaptureFixture[str
     for word in (
         "codebooks",
         "shared tensors",
-        "the paper's way of counting: codes, codebooks and masks alone",
+        "the paper's way of counting: without heads, routing and metadata",
         "seven-task Huffman",
         "free",
     ):
@@ -265,6 +265,7 @@ def test_files_of_nonsense_are_named(
             SubnetStore.load(model).predict("left", inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "said"),
     [
@@ -393,6 +394,7 @@ def test_learn_takes_arrays_too(model: Path, tmp_path: Path) -> None:
     assert set(SubnetStore.load(model).subnet("b").classes) == {"dark", "bright"}
 
 
+@pytest.mark.slow
 def test_export_writes_onnx_and_torch_programs(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,6 +473,7 @@ def test_exact_removal_asks_before_later_tasks_go(
     assert SubnetStore.load(model).tasks == ("alone",)
 
 
+@pytest.mark.slow
 def test_learn_replaces_a_task_where_the_new_version_is_better(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,8 +67,7 @@ def test_settings_that_no_file_can_hold_leave_a_network_ones_own() -> None:
 
 def snippet(folder: Path) -> str:
     text = (folder / "README.md").read_text(encoding="utf-8")
-    (found,) = re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
-    return found
+    return re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)[0]
 
 
 def run_snippet(folder: Path, monkeypatch: pytest.MonkeyPatch, **names: Any) -> None:

@@ -41,6 +41,7 @@ def test_every_version_comes_from_every_earlier_one(kind: str) -> None:
             assert len(patch) <= sum(shares[i + 1 : j + 1]) + SPARE
 
 
+@pytest.mark.slow
 def test_learned_tasks_cost_their_share(tmp_path: Path) -> None:
     net = networks.build("mlp", in_features=64, hidden=(100, 100))
     learner = TinySubNets(

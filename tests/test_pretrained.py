@@ -176,6 +176,7 @@ def test_networks_of_libraries_by_name(library: str, libraries: list[str], tmp_p
         networks.build(f"{library}:teeny")
 
 
+@pytest.mark.slow
 def test_libraries_are_not_imported_unless_asked_for() -> None:
     code = (
         "import sys, tinysubnets.cli, tinysubnets.networks as n, tinysubnets.format\n"
@@ -308,6 +309,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 OPTIONS = ["--set", "epochs=15", "--set", "lr=0.05", "--set", "batch_size=8", "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_a_model_begins_from_a_folder_of_images(
     place: Path, libraries: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +339,7 @@ def test_a_model_begins_from_a_folder_of_images(
     assert main(["remove", "model", "--task", "two", *base]) == 0
 
 
+@pytest.mark.slow
 def test_a_base_can_be_put_into_the_model(place: Path, libraries: list[str]) -> None:
     command = ["learn", "model", "--base", "timm:tiny", "--task", "one", "--data", "first"]
     assert main([*command, "--embed-base", "--size", "10", *OPTIONS]) == 0
@@ -392,6 +395,7 @@ lr = 0.05
 """
 
 
+@pytest.mark.slow
 def test_a_run_over_a_base_is_resumed_to_the_same_numbers(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -540,7 +544,6 @@ def test_large_images_are_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     whole = Task.from_arrays("a", images, labels).normalization
     monkeypatch.setattr(tasks, "FITTED_AT_ONCE", 16 * sample)
     monkeypatch.setitem(loader.EVAL_VALUES, "cpu", 16 * sample)
-    monkeypatch.setattr(routing, "READ_AT_ONCE", 10 * sample)
     monkeypatch.setattr(routing, "BATCH", 10)
 
     def learn() -> bytes:

@@ -83,6 +83,7 @@ def forty_tasks(result: dict) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_the_page_stands_alone(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "<script" not in text

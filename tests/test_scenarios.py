@@ -96,6 +96,25 @@ def test_split_digits_covers_all_classes_once() -> None:
     assert {x.tobytes() for x in mine.numpy()} <= {x.tobytes() for x in whole}
 
 
+def test_superclasses_are_tasks(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_parquet(
+            tmp_path / f"uoft-cs/cifar100/cifar100/{split}-00000-of-00001.parquet",
+            [encode(image, "PNG") for image in pixels(300, (32, 32, 3))],
+            {"fine_label": [i % 100 for i in range(300)]},
+            image="img",
+        )
+    given = {"class_order": "superclasses"}
+    made = scenarios.build("split-cifar100", given, seed=3, root=tmp_path, cache=tmp_path / "cache")
+    assert len(made.names) == 20 and made.names != tuple(sorted(made.names))
+    trees = made.task(made.names.index("trees"))
+    assert trees.classes == ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree")
+    classes = [c for i in range(20) for c in made.task(i).classes]
+    assert len(classes) == len(set(classes)) == 100
+    with pytest.raises(SettingError, match="digits has none; cifar100 has them"):
+        _ = scenarios.build("split-digits", given).names
+
+
 def test_other_splits_and_their_limits() -> None:
     made = scenarios.build("split-digits", {"classes_per_task": 5})
     assert [made.task(i).num_classes for i in range(len(made.names))] == [5, 5]

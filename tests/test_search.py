@@ -108,6 +108,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # What a search ends with
 
 
+@pytest.mark.slow
 def test_the_study_is_one_that_optuna_reads(short: Path) -> None:
     study = stored(short)
     assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
@@ -207,6 +208,7 @@ def test_test_data_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         main(["run", "permuted-digits", "--out", str(tmp_path / "run")])
 
 
+@pytest.mark.slow
 def test_test_data_of_own_files_are_never_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     poison = np.array([object()], dtype=object)  # reading it is an error
@@ -367,6 +369,7 @@ def last(plan: SearchPlan, settings: dict[str, Any], folder: Path) -> Any:
     return list(attempt(plan, settings, folder))[-1]
 
 
+@pytest.mark.slow
 def test_what_was_forgotten_counts(tmp_path: Path) -> None:
     chosen = plan("naive", seeds=(100,))
     rows = [m for m in attempt(chosen, {}, tmp_path) if isinstance(m, Partial)]
@@ -395,6 +398,7 @@ def test_a_trial_is_the_mean_over_seeds_and_the_largest_file(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_trial_that_cannot_be_run_fails_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -409,6 +413,7 @@ def test_a_trial_that_cannot_be_run_fails_alone(
     assert len(ended) == 4  # it is no use to try such a trial again
 
 
+@pytest.mark.slow
 def test_hopeless_trials_are_given_up(tmp_path: Path) -> None:
     good = [Partial(i, 4, 0.9, 1000 * i) for i in (1, 2, 3, 4)]
     assert not is_hopeless(Partial(1, 4, 0.1, 5000), [good])  # too early to tell
@@ -452,6 +457,7 @@ def test_what_can_be_written_as_a_space() -> None:
     assert read_values("k", "auto,4") == Choices(("auto", 4))
 
 
+@pytest.mark.slow
 def test_lists_are_searched_too(tmp_path: Path) -> None:
     words = options(tmp_path / "s", trials=3)
     words = [w for w in words if "tsn." not in w and w != "--space"]
@@ -475,6 +481,7 @@ def test_every_method_has_a_space_of_its_own(method: str) -> None:
     assert search_space.own_settings(chosen, space, (1, 1, 8, 8)).keys() >= {"training.lr"}
 
 
+@pytest.mark.slow
 def test_a_recipe_may_have_a_space(tmp_path: Path) -> None:
     text = 'scenario = "permuted-digits"\n[search]\ntsn.density = "0.1..0.5"\n'
     text += '"tsn.block" = [1, 2]\newc.penalty_weight = "1..10 log"\n'

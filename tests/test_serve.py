@@ -18,6 +18,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -31,6 +32,7 @@ from tinysubnets import Architecture, SubnetStore, Task, TinySubNets, networks
 from tinysubnets.cli import main
 from tinysubnets.commands.serve import listener
 from tinysubnets.files import atomic_write
+from tinysubnets.tasks.preprocessing import Preprocessing
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra `serve`")
@@ -184,6 +186,32 @@ def test_pictures_and_numbers_get_the_store_s_answers(made: dict[str, Path], add
     assert client.ask("POST", "/predict?task=digits", large, content_type="image/png")[0] == 200
 
 
+def test_pictures_of_any_size_are_preprocessed_as_they_were_learned(tmp_path: Path) -> None:
+    how = Preprocessing("L", 8, 8, resize=12)  # a border is cut off
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (60, 1, 8, 8), np.uint8)
+    labels = np.where(pixels.mean((1, 2, 3)) > pixels.mean(), "bright", "dark")
+    task = replace(Task.from_arrays("light", pixels, labels), preprocessing=how)
+    net = networks.build("small-cnn", in_channels=1, image_size=8)
+    learner = TinySubNets(Architecture(net), device="cpu", epochs=1)
+    learner.learn(task)
+    with thread(learner.save(tmp_path)) as address:
+        client = Client(address)
+        for seed in range(4):
+            photo = Image.fromarray(rng.integers(0, 256, (20 + 9 * seed, 30, 3), np.uint8))
+            body = io.BytesIO()
+            photo.save(body, "png")
+            for path in ("/predict?task=light", "/predict"):
+                status, told, _ = client.ask(
+                    "POST", path, body.getvalue(), content_type="image/png"
+                )
+                (row,) = told["predictions"]
+                best, shares = row["classes"][0], learner.store.predict_proba("light", photo)
+                assert status == 200 and [best["label"]] == learner.predict("light", photo).tolist()
+                assert best["probability"] == pytest.approx(float(shares.max()), abs=1e-5)
+        client.connection.close()
+
+
 def test_without_a_name_the_task_is_found_out(made: dict[str, Path], address: str) -> None:
     store, client = SubnetStore.load(made["A"].parent), Client(address)
     x = (digits()[0][:9] * 15).astype(np.uint8)
@@ -325,6 +353,7 @@ def test_a_token_is_asked_for(made: dict[str, Path]) -> None:
         assert client.ask("GET", "/health")[0] == client.ask("GET", "/")[0] == 200
 
 
+@pytest.mark.slow
 def test_eight_clients_while_the_model_is_replaced_twenty_times(
     made: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def test_tasks_of_different_widths_live_together() -> None:
     assert learn.logits("a", np.zeros((0, 6), dtype=np.float32)).shape == (0, 2)
 
 
+@pytest.mark.slow
 def test_adaptive_bits_take_the_least_width_within_the_tolerance() -> None:
     for tolerance in (0.0, 0.03, 0.2, 1.0):
         learn = learner(

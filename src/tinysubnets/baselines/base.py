@@ -509,6 +509,7 @@ class DenseLearner:
             bits=(32,) if learned else (),
             raw_mask_bits=0,
             samples_kept=memory > 0,
+            num_layers=len(self.architecture.shared),
             file_bytes=self.file_bytes,
         )
 

@@ -192,5 +192,6 @@ class Independent(DenseLearner):
             bits=(32,) * count,
             raw_mask_bits=0,
             samples_kept=False,
+            num_layers=len(self.architecture.shared),
             file_bytes=self.file_bytes,
         )

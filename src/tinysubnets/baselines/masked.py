@@ -278,7 +278,7 @@ class PruneRetrainTrainer:
         numbers = dict(numbers)
         self.is_pruned = numbers.pop("pruned")
         self.early_seconds = numbers.pop("early_seconds")
-        self.inner.training = self.core.train(self.module, self.task, self._phase())
+        self.inner.training = self.core.train(self.module, self.inner.data, self._phase())
         self.inner.restore_(tensors, numbers)
 
     def _prune_(self) -> None:
@@ -288,7 +288,7 @@ class PruneRetrainTrainer:
         self.early_seconds = training.progress.seconds
         self.prune(self.module, training)
         self.is_pruned = True
-        self.inner.training = self.core.train(self.module, self.task, self._phase())
+        self.inner.training = self.core.train(self.module, self.inner.data, self._phase())
 
     def _phase(self) -> TrainingSettings:
         """The training settings of the phase at hand."""

@@ -305,15 +305,17 @@ def _read_inputs(
     store: SubnetStore, tasks: Sequence[str], files: list[str]
 ) -> tuple[list[str], np.ndarray]:
     """The inputs in image and npz files, as these tasks take them, each with a name."""
-    from tinysubnets.datasets.user_files import read_files
+    from tinysubnets.datasets.user_files import image_form, read_files
 
     subnets = [store.subnet(task) for task in tasks]
     samples = {s.sample: s for s in reversed(subnets)}
-    if len(samples) > 1:
-        kinds = [f"{s.name}: {k.shape if k else 'unknown'}" for k, s in samples.items()]
+    kinds = [f"{s.name}: {k.shape if k else 'unknown'}" for k, s in samples.items()]
+    if len(kinds) == 1 and any(Path(file).suffix != ".npz" for file in files):
+        kinds = [f"{s.name}: {f}" for f, s in {image_form(s): s for s in reversed(subnets)}.items()]
+    if len(kinds) > 1:
         raise SettingError(
-            f"tasks take inputs of several kinds ({'; '.join(kinds)}); name those that it may be "
-            "by --among, or the one by --task."
+            f"tasks take inputs of several kinds ({for_terminal('; '.join(kinds))}); name those "
+            "that it may be by --among, or the one by --task."
         )
     return read_files(files, subnets[0])
 
@@ -409,6 +411,7 @@ def saved(store: SubnetStore, folder: Path, *, with_backup: bool = False) -> Pat
 
 
 def _export(options: argparse.Namespace) -> int:
+    from tinysubnets.datasets.user_files import recorded_preprocessing
     from tinysubnets.format import onnx as export
 
     suffix = Path(options.out).suffix
@@ -435,6 +438,8 @@ def _export(options: argparse.Namespace) -> int:
     if (sample := store.subnet(options.task).sample) is not None:
         kind = str(sample.dtype).removeprefix("torch.")
         print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
+    if (done_to := recorded_preprocessing(store.subnet(options.task))) is not None:
+        print(f"from pictures: {done_to.for_any_size()}; in its metadata")
     if data is None:
         return 0
     part = data[0]
@@ -477,6 +482,7 @@ def _int8_card(store: SubnetStore, task: str, done: Exported, data: tuple[Part, 
 
     from tinysubnets.files import atomic_write
     from tinysubnets.format import onnx as export
+    from tinysubnets.format.card import onnx_snippet
 
     part, calibration = data
     inputs, labels = part.inputs, part.labels
@@ -490,7 +496,9 @@ def _int8_card(store: SubnetStore, task: str, done: Exported, data: tuple[Part, 
         plain = export.to_onnx(store, task, Path(folder) / "float.onnx")
         card = export.export_card(task, {"float32": plain, "int8": done}, inputs, labels, about)
     place = done.path.with_suffix(".md")
-    atomic_write(place, card.encode())
+    snippet = onnx_snippet(store.subnet(task), done.path.name)
+    how = f"\nA picture's label, in Python:\n\n```python\n{snippet}```\n" if snippet else ""
+    atomic_write(place, f"{card}{how}".encode())
     return f"{card.partition(LINE_END * 2)[2].rstrip()}{LINE_END}written to {place}"
 
 
@@ -499,10 +507,11 @@ def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[Part, Par
 
     Measured are the test data where there are some; else both are all data.
     """
-    from tinysubnets.datasets.user_files import read_parts
+    from tinysubnets.datasets.user_files import read_parts, recorded_preprocessing
 
     subnet = store.subnet(options.task)
-    parts = read_parts(options.data, subnet.sample, options.task)
+    done = recorded_preprocessing(subnet)
+    parts = read_parts(options.data, subnet.sample, options.task, done and done.for_any_size())
     measured = _mixed(parts.get("test", parts["train"]), subnet, options.data)
     return measured, _mixed(parts["train"], subnet, options.data) if "test" in parts else measured
 
@@ -575,6 +584,8 @@ def show_model(found: Mapping[str, Any]) -> None:
             f"{base['sha256']}; {held}"
         )
     print(f"\ntasks\n{_tasks(found['tasks'])}")
+    for text, names in _preprocessing(found["tasks"]).items():
+        print(f"pictures of {names}: {text}")
     if len(found["tensors"]) <= MAX_TENSORS:
         print(f"\nshared tensors\n{_tensors(found['tensors'])}")
     print(f"\nledger, bytes\n{_ledger(ledger)}")
@@ -583,8 +594,8 @@ def show_model(found: Mapping[str, Any]) -> None:
         print(f"\n{title}\n{_overlap(found['tasks'], found['overlap'])}")
     print(
         f"\n{_percent(ledger['file'])} of the dense network ({4 * found['num_weights']:,} bytes); "
-        f"{_percent(ledger['paper'])} by the paper's way of counting: codes, codebooks and masks "
-        "alone (its own formula counts prefix and bank bits and raw masks)"
+        f"{_percent(ledger['paper'])} by the paper's way of counting: without heads, routing and "
+        f"metadata ({_percent(ledger['printed'])} by the formula that it prints)"
     )
     print(
         f"masks: {masks['stored_bytes']:,} bytes stored, {masks['seven_task_huffman_bytes']:,} as "
@@ -598,6 +609,24 @@ def show_model(found: Mapping[str, Any]) -> None:
         )
     if room["bytes_per_task"] is not None:
         print(_room(room, found["free_share"]))
+
+
+def _preprocessing(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What is done to pictures, in words, and the names of the tasks that do it."""
+    from tinysubnets.errors import DataError
+    from tinysubnets.tasks.preprocessing import Preprocessing
+
+    alike: dict[str, list[str]] = {}
+    for task in (t for t in tasks if t["preprocessing"] is not None):
+        try:
+            text = str(Preprocessing.from_dict(task["preprocessing"]))
+        except DataError:
+            text = for_terminal(str(task["preprocessing"]))
+        alike.setdefault(text, []).append(for_terminal(task["name"]))
+    return {
+        text: ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for text, names in alike.items()
+    }
 
 
 def show_predictions(rows: Sequence[Mapping[str, Any]]) -> None:

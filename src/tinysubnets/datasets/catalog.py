@@ -12,7 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tinysubnets.datasets import hub
-from tinysubnets.datasets.classes import CIFAR10, CIFAR100, DIGITS, FASHION, LETTERS
+from tinysubnets.datasets.classes import (
+    CIFAR10,
+    CIFAR100,
+    CIFAR100_SUPERCLASSES,
+    DIGITS,
+    FASHION,
+    LETTERS,
+)
 from tinysubnets.errors import SettingError, unknown
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -26,6 +33,7 @@ class DataSet:
     `splits` maps our split names to the files' (the first that exists is taken). `size` is the side
     of a decoded image; where images vary, `resize` is the length of the shorter side before the
     center crop. `image`, `label`, `mode` and `size` are None for a set whose files have to tell.
+    `superclasses` names groups of classes, where the set has them, each with its classes.
     """
 
     name: str
@@ -40,6 +48,7 @@ class DataSet:
     resize: int | None = None
     num_classes: int | None = 10
     classes: tuple[str, ...] = ()
+    superclasses: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def channels(self) -> int | None:
@@ -89,6 +98,7 @@ _ALL = (
         label="fine_label",
         num_classes=100,
         classes=CIFAR100,
+        superclasses=CIFAR100_SUPERCLASSES,
     ),
     DataSet(
         "svhn",

@@ -18,17 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
-from tinysubnets.datasets.images import Form, sniff
+from tinysubnets.datasets.images import sniff
 from tinysubnets.datasets.parquet import Table, read_images
 from tinysubnets.datasets.worker import Decoder, Job, Piece, dumps
 from tinysubnets.errors import DataError
+from tinysubnets.tasks.preprocessing import Preprocessing
 
 # A worker takes about half a second to start; below this many images it is not worth it.
 IMAGES_PER_WORKER = 2000
 PIECE_BYTES = 8 << 20  # decoded images that a worker holds at once
 
 
-def decode_parquet(table: Table, form: Form, output: Path, title: str) -> None:
+def decode_parquet(table: Table, form: Preprocessing, output: Path, title: str) -> None:
     """Write all images of a split to `output`, in the order of the files' rows."""
     step = _rows_per_piece(form)
     pieces, first = [], 0
@@ -42,7 +43,7 @@ def decode_parquet(table: Table, form: Form, output: Path, title: str) -> None:
     _decode(pieces, first, form, table.image, output, title)
 
 
-def decode_files(files: Sequence[Path], form: Form, output: Path, title: str) -> None:
+def decode_files(files: Sequence[Path], form: Preprocessing, output: Path, title: str) -> None:
     """Write images that are files of their own to `output`, in the order given."""
     step = min(256, _rows_per_piece(form))
     pieces = []
@@ -52,7 +53,7 @@ def decode_files(files: Sequence[Path], form: Form, output: Path, title: str) ->
     _decode(pieces, len(files), form, "", output, title)
 
 
-def sniff_parquet(table: Table) -> Form:
+def sniff_parquet(table: Table) -> Preprocessing:
     """The form of a split's first image."""
     for file, groups in zip(table.files, table.row_groups, strict=True):
         for group, num_rows in enumerate(groups):
@@ -72,12 +73,12 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _rows_per_piece(form: Form) -> int:
+def _rows_per_piece(form: Preprocessing) -> int:
     return max(1, min(1024, PIECE_BYTES // int(np.prod(form.shape))))
 
 
 def _decode(
-    pieces: Sequence[Piece], total: int, form: Form, column: str, output: Path, title: str
+    pieces: Sequence[Piece], total: int, form: Preprocessing, column: str, output: Path, title: str
 ) -> None:
     """Make the .npy file and let one decoder, or a worker per core, fill it."""
     header_bytes = _allocate(output, (total, *form.shape))

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 
 import numpy as np
 
 from tinysubnets.errors import DataError
+from tinysubnets.tasks.preprocessing import Preprocessing
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 GRAY_BATCH = 1024  # color images whose brightness is computed at once
 
 
-@dataclass(frozen=True)
-class Form:
-    """How images are stored once decoded: `mode` L or RGB, and their size in pixels.
-
-    With `resize`, an image's shorter side is first brought to that length and the middle is cut
-    out; without it, every image must have the size already.
-    """
-
-    mode: str
-    height: int
-    width: int
-    resize: int | None = None
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of one decoded image, channels first."""
-        return (len(self.mode), self.height, self.width)
-
-
-def decode_image(encoded: bytes, form: Form, formats: tuple[str, ...] | None = None) -> np.ndarray:
+def decode_image(
+    encoded: bytes, form: Preprocessing, formats: tuple[str, ...] | None = None
+) -> np.ndarray:
     """The image as (channels, height, width); raises a DataError that gives the reason.
 
     - `formats`: the kinds of files that are read, as Pillow names them; all by default.
@@ -41,30 +24,22 @@ def decode_image(encoded: bytes, form: Form, formats: tuple[str, ...] | None = N
 
     try:
         with Image.open(io.BytesIO(encoded), formats=formats) as opened:
-            image = opened if opened.mode == form.mode else opened.convert(form.mode)
-            if form.resize is not None:
-                image = _resized(image, form)
-            pixels = np.asarray(image)
+            return form.apply(opened)
+    except DataError:
+        raise
     # Pillow's decoders raise OSError, ValueError, SyntaxError, struct.error and more on bad bytes.
     except Exception as error:
         raise _undecodable(error) from error
-    height, width = pixels.shape[:2]
-    if (height, width) != (form.height, form.width):
-        raise DataError(
-            f"the image is {width}x{height} pixels, not {form.width}x{form.height}; "
-            "sets of varying sizes need a size to be resized to"
-        )
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def sniff(encoded: bytes) -> Form:
-    """The form of an image as it is, for sets of which nothing is known beforehand."""
+def sniff(encoded: bytes) -> Preprocessing:
+    """What takes an image as it is, for sets of which nothing is known beforehand."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             mode = "L" if image.mode in ("1", "L", "LA", "I", "I;16") else "RGB"
-            return Form(mode, image.height, image.width)
+            return Preprocessing(mode, image.height, image.width)
     except Exception as error:
         raise _undecodable(error) from error
 
@@ -73,25 +48,6 @@ def _undecodable(error: Exception) -> DataError:
     if type(error).__name__ == "UnidentifiedImageError":  # its text is an address in memory
         return DataError("cannot decode the image (not a format that Pillow knows)")
     return DataError(f"cannot decode the image ({type(error).__name__}: {error})")
-
-
-def _resized(image, form: Form):  # type: ignore[no-untyped-def]  # Pillow comes with an extra
-    """The image with its shorter side brought to `form.resize`, and the middle cut out."""
-    from PIL import Image
-
-    assert form.resize is not None
-    # At least the crop, so that rounding and long crops never leave a black border.
-    scale = max(
-        form.resize / min(image.width, image.height),
-        form.width / image.width,
-        form.height / image.height,
-    )
-    width = max(form.width, round(image.width * scale))
-    height = max(form.height, round(image.height * scale))
-    if (width, height) != (image.width, image.height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = (width - form.width) // 2, (height - form.height) // 2
-    return image.crop((left, top, left + form.width, top + form.height))
 
 
 def fit(inputs: np.ndarray, channels: int, size: int) -> np.ndarray:

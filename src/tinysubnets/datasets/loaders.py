@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from tinysubnets.datasets import cache as cache_store
 from tinysubnets.datasets import catalog, hub
-from tinysubnets.datasets.images import SUFFIXES, Form, sniff
+from tinysubnets.datasets.images import SUFFIXES, fit, sniff
 from tinysubnets.errors import DataError, SettingError, unknown
+from tinysubnets.tasks.preprocessing import Preprocessing
 
 TEST_FOLDERS = ("test", "validation", "valid", "val")
 
@@ -22,13 +23,30 @@ class DecodedSet:
     """Inputs, labels 0 to n-1 and class names of one split; images are uint8, channels first.
 
     `inputs` is memory-mapped copy-on-write where it comes from the cache. `checksum` is the
-    SHA-256 of the files it was made from, empty for .npz arrays.
+    SHA-256 of the files it was made from, empty for .npz arrays. `preprocessing` says what was done
+    to pictures; None where inputs were no pictures.
     """
 
     inputs: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
     checksum: str = ""
+    preprocessing: Preprocessing | None = None
+
+    def fitted(self, channels: int | None, size: int | None) -> DecodedSet:
+        """The set with images of that many channels and that side, as `images.fit` brings them."""
+        _, given, height, width = self.inputs.shape
+        channels, size = channels or given, size or max(height, width)
+        done = self.preprocessing
+        if done is not None:
+            gray = channels == 1 or done.mode == "L"
+            done = replace(
+                done,
+                mode="L" if gray else "RGB",
+                channels=channels if gray and channels > 1 else None,
+                frame=size if (height, width) != (size, size) else None,
+            )
+        return replace(self, inputs=fit(self.inputs, channels, size), preprocessing=done)
 
 
 def load(
@@ -63,12 +81,13 @@ def load_folder(
     size: int | None = None,
     mode: str | None = None,
     cache: str | Path | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> DecodedSet:
     """The images of a folder with one sub-folder per class, in sorted order.
 
     The classes lie in `train/` and `test/` (or `val/`, `valid/`, `validation/`); a folder without
-    these, or a call without a split, is taken whole. `mode` is RGB or L, by
-    default that of the first image.
+    these, or a call without a split, is taken whole. `mode` is RGB or L, by default that of the
+    first image. `preprocessing` says all of it in the place of `size` and `mode`.
     """
     if mode not in (None, "RGB", "L"):
         raise SettingError(unknown("mode", str(mode), ("RGB", "L")))
@@ -84,7 +103,7 @@ def load_folder(
             raise DataError(f"{folder} has classes that {train} has not: {', '.join(extra)}.")
         labels = np.array([names.index(classes[label]) for label in labels], dtype=np.int64)
         classes = names
-    form = _folder_form(files[0], size, mode)
+    form = preprocessing or _folder_form(files[0], size, mode)
 
     def build(temporary: Path) -> tuple[np.ndarray, tuple[str, ...]]:
         from tinysubnets.datasets.decode import decode_files
@@ -95,7 +114,8 @@ def load_folder(
     spec = {"folder": str(folder.resolve()), "form": _form_spec(form), "classes": list(classes)}
     sources = {file.relative_to(folder).as_posix(): file for file in files}
     name = f"folder-{top.resolve().name}-{split or 'all'}"
-    return _decoded(cache_store.fetch(name, spec, sources, build, cache_store.cache_root(cache)))
+    found = cache_store.fetch(name, spec, sources, build, cache_store.cache_root(cache))
+    return _decoded(found, form)
 
 
 def load_npz(path: str | Path, split: str = "train", *, with_test: bool = True) -> DecodedSet:
@@ -159,10 +179,12 @@ def _load_parquet(
         table = read_table(files, entry.image, entry.label)
         if entry.mode is None or entry.size is None:
             seen = sniff_parquet(table)
-            form = seen if size is None else Form(seen.mode, size, size, size)
+            form = seen if size is None else Preprocessing(seen.mode, size, size, size)
         else:
             side = size or entry.size
-            form = Form(entry.mode, side, side, entry.resize if side == entry.size else side)
+            form = Preprocessing(
+                entry.mode, side, side, entry.resize if side == entry.size else side
+            )
         classes = _named(entry, table.labels, table.classes, files)
         decode_parquet(table, form, temporary / "inputs.npy", f"decoding {entry.name} {split}")
         return table.labels, classes
@@ -174,7 +196,10 @@ def _load_parquet(
     }
     sources = {file.name: file for file in files}
     name = f"{entry.name}-{split}"
-    return _decoded(cache_store.fetch(name, spec, sources, build, cache_store.cache_root(cache)))
+    found = cache_store.fetch(name, spec, sources, build, cache_store.cache_root(cache))
+    mode, (height, width) = "RGB" if found.inputs.shape[1] == 3 else "L", found.inputs.shape[2:]
+    resize = entry.resize if height == width == entry.size else size
+    return _decoded(found, Preprocessing(mode, height, width, resize))
 
 
 def _named(
@@ -276,19 +301,20 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def _folder_form(first: Path, size: int | None, mode: str | None) -> Form:
+def _folder_form(first: Path, size: int | None, mode: str | None) -> Preprocessing:
     """The form of a folder's images: the first image's, or the size and mode given."""
     try:
         seen = sniff(first.read_bytes())
     except (DataError, OSError) as error:
         raise DataError(f"{first}: {error}.") from error
     if size is None:
-        return Form(mode or seen.mode, seen.height, seen.width)
-    return Form(mode or seen.mode, size, size, size)
+        return Preprocessing(mode or seen.mode, seen.height, seen.width)
+    return Preprocessing(mode or seen.mode, size, size, size)
 
 
-def _form_spec(form: Form) -> list[Any]:
-    return [form.mode, form.height, form.width, form.resize]
+def _form_spec(form: Preprocessing) -> list[Any]:
+    more = [] if form.frame is form.channels is None else [form.frame, form.channels]
+    return [form.mode, form.height, form.width, form.resize, *more]
 
 
 def _checked_npz(
@@ -323,5 +349,5 @@ def _checked_npz(
     return DecodedSet(inputs, labels.astype(np.int64), classes)
 
 
-def _decoded(found: cache_store.Cached) -> DecodedSet:
-    return DecodedSet(found.inputs, found.labels, found.classes, found.checksum)
+def _decoded(found: cache_store.Cached, done: Preprocessing) -> DecodedSet:
+    return DecodedSet(found.inputs, found.labels, found.classes, found.checksum, done)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from tinysubnets.datasets.images import Form, decode_image
+from tinysubnets.datasets.images import decode_image
 from tinysubnets.datasets.loaders import (
     TEST_FOLDERS,
     has_test_arrays,
@@ -22,6 +22,7 @@ from tinysubnets.errors import DataError, TaskError
 from tinysubnets.model.subnet import Sample, Subnet
 from tinysubnets.tasks.checks import as_tensor, check_finite
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.preprocessing import Preprocessing
 from tinysubnets.tasks.task import Task
 
 
@@ -63,28 +64,34 @@ class Part:
 
     - `inputs`, `labels`: raw inputs and the names of their classes.
     - `name`: what it is called where it lies, as `test/`; empty where all data are one part.
+    - `preprocessing`: what was done to pictures.
     """
 
     inputs: np.ndarray
     labels: np.ndarray
     name: str = ""
+    preprocessing: Preprocessing | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
-def read_parts(data: str, sample: Sample | None, task: str) -> dict[str, Part]:
+def read_parts(
+    data: str, sample: Sample | None, task: str, preprocessing: Preprocessing | None = None
+) -> dict[str, Part]:
     """The parts of a folder of images per class or of an .npz file, as inputs of a task.
 
     They are "train", and "valid" and "test" where there are such; see `read_folder`.
 
     - `sample`: what inputs are to look like; None leaves them as they are.
     - `task`: its name, for errors.
+    - `preprocessing`: what is done to pictures; by default what gives such a sample.
     """
     if Path(data).suffix == ".npz":
         return _npz_parts(data, sample)
-    form = None if sample is None else _form(sample, task)
-    parts = read_folder(data, *((None, None) if form is None else (form.height, form.mode)))
+    if preprocessing is None and sample is not None:
+        preprocessing = _form(sample, task)
+    parts = read_folder(data, preprocessing=preprocessing)
     if sample is None:
         return parts
     shape = sample.shape
@@ -105,7 +112,10 @@ def _npz_parts(data: str, sample: Sample | None) -> dict[str, Part]:
 
 
 def read_folder(
-    folder: str | Path, size: int | None = None, mode: str | None = None
+    folder: str | Path,
+    size: int | None = None,
+    mode: str | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> dict[str, Part]:
     """The parts of a folder of images per class: pixels and the names of their classes.
 
@@ -116,6 +126,7 @@ def read_folder(
     - `size`: the side in pixels that images are brought to: the shorter side is resized to it and
       the middle cut out. None takes images as they are, all of one size.
     - `mode`: "RGB" or "L"; by default that of the first image.
+    - `preprocessing`: says all of it, in the place of both.
     """
     top = Path(folder).expanduser()
     folders = {"train": top}
@@ -124,10 +135,10 @@ def read_folder(
         folders = {"train": top / "train"} | dict(zip(("test", "valid"), held, strict=False))
     parts = {}
     for part, place in folders.items():
-        found = load_folder(place, None, size, mode)
+        found = load_folder(place, None, size, mode, preprocessing=preprocessing)
         mode = mode or ("L" if found.inputs.shape[1] == 1 else "RGB")
-        labels = np.array(found.classes)[found.labels]
-        parts[part] = Part(found.inputs, labels, "" if place == top else f"{place.name}/")
+        labels, name = np.array(found.classes)[found.labels], "" if place == top else place.name
+        parts[part] = Part(found.inputs, labels, name and f"{name}/", found.preprocessing)
     return parts
 
 
@@ -137,16 +148,20 @@ def read_task(
     samples: Sequence[Sample | None],
     seed: int,
     normalization: Normalization | None = None,
+    alike: Mapping[Sample, Preprocessing] | None = None,
 ) -> tuple[Task, dict[str, Part]]:
     """A task from a folder or an .npz, with inputs like those the model knows, and its parts.
 
+    - `samples`: what inputs of earlier tasks look like, or should; the last come first.
     - `normalization`: that of a pretrained network, where its channels fit; else it is fitted.
+    - `alike`: how pictures became such samples in earlier tasks.
     """
     known = [s for s in reversed(samples) if s is not None]
     if Path(data).suffix != ".npz":
         # Of tasks learned from pixels and from other numbers, images are to be like the former.
         known.sort(key=lambda s: s.dtype != torch.uint8)
-    parts = read_parts(data, known[0] if known else None, name)
+    sample = known[0] if known else None
+    parts = read_parts(data, sample, name, None if sample is None else (alike or {}).get(sample))
     train, valid, test = parts["train"], parts.get("valid"), parts.get("test")
     is_fitting = normalization is not None and train.inputs.dtype == np.uint8
     is_fitting = is_fitting and train.inputs.ndim == 4
@@ -161,10 +176,10 @@ def read_task(
         seed=seed,
         normalization=normalization or "auto",
     )
-    return task, parts
+    return replace(task, preprocessing=train.preprocessing), parts
 
 
-def _form(sample: Sample, task: str) -> Form:
+def _form(sample: Sample, task: str) -> Preprocessing:
     """How an image has to be decoded to become such an input."""
     shape = sample.shape
     if len(shape) == 1 and math.isqrt(shape[0]) ** 2 == shape[0]:
@@ -176,17 +191,52 @@ def _form(sample: Sample, task: str) -> Form:
         )
     if shape[1] != shape[2]:
         raise DataError(f"task {task!r} takes images of {shape[2]}x{shape[1]}; give .npz files.")
-    return Form("L" if shape[0] == 1 else "RGB", shape[1], shape[2], min(shape[1:]))
+    return Preprocessing("L" if shape[0] == 1 else "RGB", shape[1], shape[2], min(shape[1:]))
 
 
-def image_form(subnet: Subnet) -> Form:
+def image_form(subnet: Subnet) -> Preprocessing:
     """How an image has to be decoded to become an input of a learned task."""
     if subnet.sample is None:
         raise DataError(
             f"the model does not record what inputs of task {subnet.name!r} look like; give .npz "
             "files."
         )
-    return _form(subnet.sample, subnet.name)
+    done = recorded_preprocessing(subnet)
+    return _form(subnet.sample, subnet.name) if done is None else done.for_any_size()
+
+
+def preprocessed_alike(subnets: Iterable[Subnet]) -> dict[Sample, Preprocessing]:
+    """How pictures became inputs of tasks, by what these look like, for further tasks alike.
+
+    Where tasks differ the last one counts. Gray pictures that were framed or repeated to look like
+    others are left out: a further task may have colors.
+    """
+    found = {}
+    for subnet in subnets:
+        try:
+            done = recorded_preprocessing(subnet)
+        except DataError:  # of another version
+            continue
+        if (
+            done is not None
+            and subnet.sample is not None
+            and (done.frame, done.channels) == (None,) * 2
+        ):
+            found[subnet.sample] = done.for_any_size()
+    return found
+
+
+def recorded_preprocessing(subnet: Subnet) -> Preprocessing | None:
+    """What the model says was done to the pictures of a task; None where it says nothing."""
+    if subnet.preprocessing is None or subnet.sample is None:
+        return None
+    done = Preprocessing.from_dict(subnet.preprocessing)
+    if math.prod(done.shape) != math.prod(subnet.sample.shape):
+        raise DataError(
+            f"the preprocessing recorded for task {subnet.name!r} gives inputs of shape "
+            f"{done.shape}, and it takes {subnet.sample.shape}; give .npz files."
+        )
+    return done
 
 
 def image_input(

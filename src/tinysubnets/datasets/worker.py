@@ -17,9 +17,10 @@ from typing import IO
 
 import numpy as np
 
-from tinysubnets.datasets.images import Form, decode_image
+from tinysubnets.datasets.images import decode_image
 from tinysubnets.datasets.parquet import read_images
 from tinysubnets.errors import DataError
+from tinysubnets.tasks.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Job:
     `column` is the image column of parquet files, or empty where each file is an image.
     """
 
-    form: Form
+    form: Preprocessing
     column: str
     output: str
     header_bytes: int
@@ -105,7 +106,7 @@ def dumps(item: Job | Piece) -> str:
 def serve(requests: IO[str], answers: IO[str]) -> None:
     """Decode pieces until the parent closes the pipe; an error is answered and ends the work."""
     described = json.loads(requests.readline())
-    decoder = Decoder(replace(Job(**described), form=Form(**described["form"])))
+    decoder = Decoder(replace(Job(**described), form=Preprocessing(**described["form"])))
     for line in requests:
         try:
             answer: dict[str, int | str] = {"done": decoder.decode(Piece(**json.loads(line)))}

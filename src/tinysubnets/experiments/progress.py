@@ -337,7 +337,8 @@ def _ledger(result: Mapping[str, Any]) -> str:
     lines.append(f"100 % are the shared weights of one dense network, {dense // 8:,} bytes.")
     if (paper := result["capacity"].get("paper")) is not None:
         lines.append(
-            f"{100 * paper:.2f} % by the paper's way of counting: codes, codebooks and masks alone."
+            f"{100 * paper:.2f} % by the paper's way of counting: without heads, routing and "
+            "metadata."
         )
     if (free := result.get("free_share")) is not None:
         lines.append(f"{100 * free:.2f} % of the weights are still free.")

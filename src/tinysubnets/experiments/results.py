@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
+CAPACITY_VIEWS = ("file", "paper", "worked_example", "printed", "file_bytes")
 MAX_CONFUSED = 50  # classes up to which a result has the counts of all pairs
 
 
@@ -69,10 +70,7 @@ def build(
             _task(learner, probe, size, (matrix[i][i], matrix[-1][i]), counts)
             for i, (probe, size, counts) in enumerate(zip(probes, sizes, confusions, strict=True))
         ],
-        "capacity": {
-            name: ledger.get(name) for name in ("file", "paper", "worked_example", "file_bytes")
-        }
-        | dict(learner.capacity()),
+        "capacity": {name: ledger.get(name) for name in CAPACITY_VIEWS} | dict(learner.capacity()),
         "free_share": None if store is None else store.free_share(),
         "ledger": ledger,
         "without_task": without_task,
@@ -247,7 +245,7 @@ class Run:
         return float(value) if is_number else None
 
     def capacity(self, view: str) -> float | None:
-        """The size in one of the three views, over the dense float32 shared weights."""
+        """The size in one of the four views, over the dense float32 shared weights."""
         value = (self.result.get("capacity") or {}).get(view)
         if value is None:
             value = (self.result.get("ledger") or {}).get(view)
@@ -323,8 +321,6 @@ class Run:
 
 def read_run(folder: str | Path) -> Run:
     """The run in a folder, or an error that says what is missing."""
-    from tinysubnets.experiments.results import FORMAT
-
     folder = Path(folder)
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -332,17 +328,22 @@ def read_run(folder: str | Path) -> Run:
         raise RunError(f"{folder} holds no {RESULT}: it is no finished run.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder / RESULT} cannot be read: {error}.") from error
+    return checked_run(folder, folder / RESULT, result)
+
+
+def checked_run(folder: Path, path: Path, result: Any) -> Run:
+    """The run of that folder whose result was read from a file, or an error about the file."""
     if isinstance(result, dict) and result.get("format", FORMAT) != FORMAT:
         raise RunError(
-            f"{folder / RESULT} is of format {result['format']}, written by tinysubnets "
+            f"{path} is of format {result['format']}, written by tinysubnets "
             f"{result.get('library', 'of an unknown version')}; this version reads format "
             f"{FORMAT}. Look at it with that version."
         )
     needed = ("scenario", "method", "seed", "accuracy_matrix", "metrics", "tasks")
     missing = [k for k in needed if not isinstance(result, dict) or k not in result]
     if missing:
-        raise RunError(f"{folder / RESULT} is no result of this package: it lacks {missing}.")
-    _check_kinds(folder / RESULT, result)
+        raise RunError(f"{path} is no result of this package: it lacks {missing}.")
+    _check_kinds(path, result)
     return Run(folder, result)
 
 

@@ -24,6 +24,7 @@ from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, Sample, Subnet
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.rotations import ROTATIONS
 from tinysubnets.tasks.task import Label
 
 if TYPE_CHECKING:
@@ -90,9 +91,15 @@ class TaskEntry:
     preprocessing: Mapping[str, Any] | None = None
     reference: int | None = None
     adds_to_base: bool = False
+    rotations: int = 0
     is_empty: bool = False
     absent: Absent = NOTHING_ABSENT
     record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs the head has."""
+        return len(self.classes) * (ROTATIONS if self.rotations else 1)
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ class Manifest:
     - `head`: the name of the head's module.
     - `layout`: the shared tensors and the blocks that masks divide them into.
     - `seed`: the learner's, if it has one.
-    - `task_params`: the task-specific parameters; a first dimension of 0 counts a task's classes.
+    - `task_params`: the task-specific parameters; a first dimension of 0 counts a task's outputs.
     - `outputs`: those of them that have such a dimension.
     - `constants`: name, type and shape of the buffers that no task changes.
     - `rebuild`: how a network of the package is built again, None for the user's own.
@@ -132,10 +139,10 @@ class Manifest:
     file_bytes: int = 0
     text_bytes: int = 0
 
-    def task_param_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
+    def task_param_shapes(self, num_outputs: int) -> dict[str, tuple[int, ...]]:
         """The shapes of a task's task-specific parameters."""
         return {
-            s.name: (num_classes, *s.shape[1:]) if s.name in self.outputs else s.shape
+            s.name: (num_outputs, *s.shape[1:]) if s.name in self.outputs else s.shape
             for s in self.task_params
         }
 
@@ -310,16 +317,23 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
     if empty and bank != NO_BANK:
         raise DamageError(f"config: {where} is empty, but in bank {bank}.")
+    rotations = 0 if first else _integer(entry.get("rotations", 0), f"{where}, rotations", 0, 4)
+    sample = None
+    if entry.get("inputs") is not None:
+        sample = _of(lists.inputs, entry["inputs"], f"{where}, inputs")
+    square = sample is not None and len(sample.shape) == 3 and sample.shape[1] == sample.shape[2]
+    if rotations not in (0, 1, ROTATIONS) or (rotations and not square):
+        raise DamageError(f"config: {where}, rotations is {rotations}; 1 or {ROTATIONS} of square "
+                          "images are allowed.")  # fmt: skip
     return TaskEntry(
         name=_string(entry.get("name"), f"{where}, name"),
         classes=_of(lists.classes, entry.get("classes"), f"{where}, classes"),
         normalization=normalization_of(mean, std, trailing),
         channels=channels,
-        sample=_of(lists.inputs, entry["inputs"], f"{where}, inputs")
-        if entry.get("inputs") is not None
-        else None,
+        sample=sample,
         isolated=isolated,
         adds_to_base=adds,
+        rotations=rotations,
         is_empty=empty,
         preprocessing=None
         if first or "preprocessing" not in entry
@@ -595,6 +609,8 @@ def _task_entry(subnet: Subnet) -> dict[str, Any]:
         entry["isolated"] = True
     if subnet.adds_to_base:
         entry["adds"] = True
+    if subnet.rotations:
+        entry["rotations"] = subnet.rotations
     if subnet.adds_nothing:
         entry["empty"] = True
     if subnet.normalization.mean:

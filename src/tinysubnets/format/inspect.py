@@ -110,6 +110,7 @@ def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) ->
         "number": subnet.number,
         "isolated": subnet.isolated,
         "classes": list(subnet.classes),
+        "rotations": subnet.rotations,
         "bank": subnet.bank,
         "reason": None if subnet.decision is None else subnet.decision.reason,
         "bits": subnet.bits,
@@ -121,6 +122,7 @@ def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) ->
         "inputs": None
         if subnet.sample is None
         else [str(subnet.sample.dtype).removeprefix("torch."), list(subnet.sample.shape)],
+        "preprocessing": None if subnet.preprocessing is None else dict(subnet.preprocessing),
     }
 
 

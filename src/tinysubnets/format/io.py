@@ -210,6 +210,7 @@ def ledger_of_sizes(
         raw_mask_bits=layout.num_blocks * len(subnets),
         samples_kept=any(isinstance(s.memory, Tensor) for s in subnets),
         masks_from="coded",
+        num_layers=len(layout.segments),
         file_bytes=round(sum(entries.values(), common).total) // 8,
     )
 
@@ -222,7 +223,7 @@ def _task_params(
     - `reference`: those of the task referred to; None where there is none.
     """
     architecture = store.architecture
-    shapes = architecture.task_param_shapes(len(subnet.classes))
+    shapes = architecture.task_param_shapes(subnet.num_outputs)
     absent = {architecture.task_params[place].name for place in absent_of(subnet, architecture)}
     of_base = subnet.from_base()
     lacking = of_base if store.base is None else [n for n in of_base if n in architecture.output]
@@ -405,7 +406,7 @@ class _Walk:
         self.layout = manifest.layout
         self._stops = np.array([stop for _, stop in self.layout.segments])
         self._none_new = [0] * len(self.layout.shared)
-        self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}  # by the number of classes
+        self._shapes: dict[int, dict[str, tuple[int, ...]]] = {}  # by the number of outputs
         self.banks: dict[int, _GrowingBank] = {}
         self.subnets: dict[str, Subnet] = {}
         self.nameless: dict[int, Subnet] = {}
@@ -546,13 +547,14 @@ class _Walk:
             sample=entry.sample,
             isolated=entry.isolated,
             adds_to_base=entry.adds_to_base,
+            rotations=entry.rotations,
             preprocessing=entry.preprocessing,
             routing=read_routing(Reader(self.file.section("routing", place), "routing")),
         )
 
     def _task_param_shapes(self, entry: TaskEntry) -> dict[str, tuple[int, ...]]:
         """The shapes of a task's task-specific parameters, one table for all of equal width."""
-        width = len(entry.classes)
+        width = entry.num_outputs
         if width not in self._shapes:
             self._shapes[width] = self.manifest.task_param_shapes(width)
         return self._shapes[width]

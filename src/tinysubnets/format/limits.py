@@ -60,7 +60,7 @@ def decoded_bytes(manifest: Manifest) -> int:
             if task.bank == NO_BANK:  # all that its mask holds is its own
                 need += 4 * layout.num_weights
         if task.name:
-            need += 4 * (fixed + per_class * len(task.classes))
+            need += 4 * (fixed + per_class * task.num_outputs)
             need += TENSOR_BYTES * len(manifest.task_params) + 8 * task.channels
     # The sum, while it is made. Over a base it is as large as what the user gives, or the file has.
     if manifest.base is None and any(t.reference is not None for t in manifest.tasks):

@@ -31,10 +31,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.errors import ArchitectureError, SettingError, TaskError
+from tinysubnets.errors import ArchitectureError, DataError, SettingError, TaskError
 from tinysubnets.files import atomic_write
 from tinysubnets.format.routed import OUTPUTS, AllTasks
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.tasks.preprocessing import Preprocessing
 from tinysubnets.text import for_markdown
 
 OPSET = 21  # the first in which a Cast reads UINT4
@@ -42,6 +43,7 @@ EXAMPLE_BATCH = 2  # a batch of one would be taken for a constant
 BATCH = 500
 SMALLEST = 64  # tensors of fewer values are not coded
 WIDTHS = (4, 8, 16)  # bits of codes that ONNX has a type for
+MAX_CHANNELS = 4  # whose means and deviations are told beside the graph
 DOMAIN = "tinysubnets"  # of the functions that put sparse weights together
 
 
@@ -234,15 +236,34 @@ def _module(
     if task is not None:
         if among is not None:
             raise SettingError(f"`among` is for all tasks; {task!r} is given already.")
-        classes = json.dumps(list(store.subnet(task).classes))
-        return store.module(task), {"task": task, "classes": classes}, ("logits",)
+        subnet = store.subnet(task)
+        about = {"task": task, "classes": json.dumps(list(subnet.classes))}
+        if subnet.preprocessing is not None:
+            about["preprocessing"] = json.dumps(_with_resize(subnet.preprocessing))
+        # Said for readers: the graph takes raw pixels and normalizes them itself.
+        scale = subnet.normalization
+        if 0 < len(scale.mean) <= MAX_CHANNELS:
+            inside = {"mean": scale.mean, "std": scale.std, "inside": True}
+            about["normalization"] = json.dumps(inside)
+        return store.module(task), about, ("logits",)
     module = AllTasks(store, among).eval()
     about = {
         "tasks": json.dumps(module.tasks),
         "labels": json.dumps(module.labels),
         "rule": module.router.rule,
     }
+    ways = {json.dumps(_with_resize(s.preprocessing or {})) for s in module.subnets}
+    if len(ways) == 1 and ways != {"{}"}:  # else what is done depends on the task
+        about["preprocessing"] = ways.pop()
     return module, about, OUTPUTS
+
+
+def _with_resize(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
+    """What is done to pictures of any size."""
+    try:
+        return Preprocessing.from_dict(preprocessing).for_any_size().as_dict()
+    except DataError:
+        return dict(preprocessing)  # of another version
 
 
 def _plain_onnx(

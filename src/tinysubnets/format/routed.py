@@ -17,9 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets.errors import TaskError
-from tinysubnets.model.routing import Record, Router, projection, raw_part, with_rows
+from tinysubnets.model.routing import (
+    Record,
+    Router,
+    Told,
+    base_tensors,
+    network_part,
+    projection,
+    told_by,
+    with_rows,
+)
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, NO_BANK, Subnet
+from tinysubnets.tasks.rotations import ROTATIONS, turned
 
 OUTPUTS = ("task", "label", "probability", "confidence", "unknown", "scores")
 
@@ -48,6 +58,7 @@ class AllTasks(nn.Module):
         self.labels = [(s.name, label) for s in self.subnets for label in s.classes]
         self.register_buffer("powers", 2 ** torch.arange(8).to(torch.uint8))
         self._kept: dict[str, str] = {}  # buffers by what they hold; names of buffers have no dots
+        self._base: list[str] = []  # the base's tensors, where scores need it
         self._weights = _Weights(self, store)
         shared = {s.name for s in store.layout.shared}
         for subnet in self.subnets:
@@ -61,17 +72,19 @@ class AllTasks(nn.Module):
         """Keep what projects inputs and features, where scores need them."""
         sample, records = self.subnets[0].sample, self.router.records
         if "inputs" in self.router.weights and sample is not None:
-            assert records[0].inputs is not None
-            width, dims = math.prod(sample.shape), records[0].inputs.dims
-            self.keep("inputs", projection(width, dims))
+            dims = records[0].gaussians["inputs"].dims
+            self.keep("inputs", projection(math.prod(sample.shape), dims))
+        if "base" in self.router.weights:
+            tensors = base_tensors(store, records[0].gaussians["base"].dims)
+            self._base = list(tensors)
+            for name, tensor in tensors.items():
+                self.keep(f"base {name}", tensor)
         if "features" in self.router.weights:
             weight = next(n for n in store.architecture.output if n.endswith("weight"))
             width = self.kept(f"{self.subnets[0].number} {weight}").shape[1]
             for record in records:
-                assert record.features is not None
-                self.keep(
-                    f"features {record.features.dims}", projection(width, record.features.dims)
-                )
+                dims = record.gaussians["features"].dims
+                self.keep(f"features {dims}", projection(width, dims))
 
     def keep(self, what: str, tensor: Tensor) -> None:
         """Keep a tensor as a buffer."""
@@ -94,7 +107,9 @@ class AllTasks(nn.Module):
     def forward(self, raw: Tensor) -> tuple[Tensor, ...]:
         """The outputs for a batch of raw inputs."""
         made: dict[int, dict[str, Tensor]] = {}
-        points = raw.flatten(1).float() @ self.kept("inputs").T if "inputs" in self._kept else raw
+        points = {}
+        if "inputs" in self._kept:
+            points["inputs"] = raw.flatten(1).float() @ self.kept("inputs").T
         found = [self._claim(i, raw, points, made) for i in range(len(self.subnets))]
         scores = torch.stack([score for score, *_ in found], 1)
         own, chance, answer = (torch.stack([f[i] for f in found], 1) for i in (1, 2, 3))
@@ -110,11 +125,15 @@ class AllTasks(nn.Module):
         return task, label, chance.gather(1, place)[:, 0], confidence, unknown, scores
 
     def _claim(
-        self, index: int, raw: Tensor, points: Tensor, made: dict[int, dict[str, Tensor]]
+        self,
+        index: int,
+        raw: Tensor,
+        points: Mapping[str, Tensor],
+        made: dict[int, dict[str, Tensor]],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A task's score, the same by its own weights, and its most probable class: [batch] each.
 
-        - `points`: the inputs projected, where scores need them.
+        - `points`: inputs in the coordinates of common parts, where scores have them.
         - `made`: the weights of entries that were put together already.
         """
         subnet, router = self.subnets[index], self.router
@@ -123,34 +142,29 @@ class AllTasks(nn.Module):
         for name in (*subnet.shapes, *self.architecture.constants):
             tensors[name] = self.kept(f"{subnet.number} {name}")
         if "features" in router.weights:
-            assert record is not None and record.features is not None
-            rows = self.kept(f"features {record.features.dims}")
+            assert record is not None
+            rows = self.kept(f"features {record.gaussians['features'].dims}")
             tensors = with_rows(self.architecture, tensors, rows)
-        outputs = self.architecture(tensors, subnet.normalization(raw))
-        logits, features = outputs.tensor_split([len(subnet.classes)], 1)
-        parts = {n: _part(n, record, logits, features, points) for n in router.weights}
+        if self._base:
+            base = {n: self.kept(f"base {n}") for n in self._base}
+            seen = self.architecture(base, subnet.normalization(raw))
+            points = {**points, "base": seen}
+        images = subnet.normalization(raw)
+        turns = range(ROTATIONS if subnet.rotations else 1)
+        told = told_by(subnet, [self.architecture(tensors, turned(images, k)) for k in turns])
+        parts = {n: _part(n, record, told, points) for n in router.weights}
         score = _weighed(parts, router.weights)
-        own = score if record is None or not router.whole else _weighed(parts, record.weights)
-        chance, answer = logits.softmax(1).max(1)
-        return score, own, chance, answer
+        whole = record is not None and router.whole
+        own_score = _weighed(parts, record.weights) if whole and record is not None else score
+        chance, answer = told.logits.softmax(1).max(1)
+        return score, own_score, chance, answer
 
 
-def _part(
-    name: str, record: Record | None, logits: Tensor, features: Tensor, points: Tensor
-) -> Tensor:
+def _part(name: str, record: Record | None, told: Told, points: Mapping[str, Tensor]) -> Tensor:
     """One part of a score [batch]; raw where a task keeps no record."""
-    if record is None:
-        return raw_part(name, logits)
-    if name == "inputs":
-        assert record.inputs is not None
-        return record.inputs.log_density(points)
-    if name == "features":
-        assert record.features is not None
-        values = record.features.log_density(features)
-    else:
-        values = raw_part(name, logits)
-    mean, deviation = record.spreads[name]
-    return (values - mean) / deviation
+    if record is not None and name in points:
+        return record.gaussians[name].log_density(points[name])
+    return network_part(name, record, told)
 
 
 class _Weights:

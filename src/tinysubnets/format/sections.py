@@ -48,6 +48,7 @@ from tinysubnets.coding.bits import (
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.coding.grids import (
+    MAX_FLOOR,
     MAX_MANTISSA,
     MIN_FLOOR,
     Grid,
@@ -121,20 +122,29 @@ def _alike(own: Sequence[CodebookTensor]) -> list[CodebookTensor] | None:
     Values that are fewer than a codebook has centroids stand as themselves, and get one here.
     """
     widths = {c.bits for c in own if c.codes is not None}
-    if len(widths) != 1:
+    if len(widths) != 1 or max(widths) > 8:
         return None
     width, out = widths.pop(), []
     for coded in own:
-        if coded.codes is None and 0 < len(coded) <= 2**width:
-            values, codes = torch.unique(coded.values, return_inverse=True)
-            last = values[-1:].expand(2**width - len(values))
-            coded = CodebookTensor(torch.cat([values, last]), codes.to(torch.uint8), width)
-        elif len(coded) <= 2**width or len(coded.values) < 2**width:
-            if len(coded):
-                return None
-        if len(coded):
+        if coded.codes is None and len(coded) <= 2**width:
+            out.append(_with_codebook(coded, width))
+        elif coded.codes is not None and len(coded) > 2**width == len(coded.values):
             out.append(coded)
-    return out
+        else:
+            return None
+    for coded, other in zip(out, own, strict=True):  # a codebook may lose the sign of a zero
+        if coded is not other and raw_bytes(coded.decode()) != raw_bytes(other.values):
+            return None
+    return [coded for coded in out if len(coded)]
+
+
+def _with_codebook(coded: CodebookTensor, width: int) -> CodebookTensor:
+    """Few values as codes of a full codebook, whose last centroid is repeated."""
+    if not len(coded):
+        return coded
+    values, codes = torch.unique(coded.values, return_inverse=True)
+    last = values[-1:].expand(2**width - len(values))
+    return CodebookTensor(torch.cat([values, last]), codes.to(torch.uint8), width)
 
 
 def _write_alike(
@@ -462,19 +472,40 @@ def write_routing(routing: Mapping[str, Tensor]) -> bytes:
 
 
 def _smallest(values: Tensor) -> bytes:
-    """Values as codes where few of them differ and that is smaller; in no form do they change."""
+    """Values in the smallest form: as they are, as codes where few differ, or on a grid.
+
+    In no form do they change.
+    """
     plain = CodebookTensor(values.detach().float().cpu())
     distinct, codes = plain.values.unique(return_inverse=True)
     width = max(1, (len(distinct) - 1).bit_length())
     forms = [plain]
     if width <= MAX_ROUTING_BITS and len(distinct) >= 2:
         forms.append(CodebookTensor(distinct, codes.to(torch.uint8), width))
+    grid = _grid_of(plain.values.numpy())
+    if grid is not None:
+        forms.append(CodebookTensor(plain.values, grid=grid))
     written = []
     for form in forms:
         out = Writer()
         _write_list(out, [form], None)
         written.append(out.bytes())
     return min(written, key=len)
+
+
+def _grid_of(values: NDArray[np.float32]) -> Grid | None:
+    """The grid of steps of one size that values are on; None where there is none of few bits."""
+    mantissas, exponents = np.frexp(values[values != 0].astype(np.float64))
+    if not len(mantissas):
+        return None
+    # Of a mantissa as an integer of 24 bits, how many of the last ones are 0.
+    integers = np.abs(mantissas * 2**24).astype(np.int64)
+    zeros = np.log2(integers & -integers).astype(np.int64)
+    step, top = int((exponents - 24 + zeros).min()), int(exponents.max()) - 1
+    mantissa = max(top - step, 0)
+    if mantissa > MAX_MANTISSA or not MIN_FLOOR <= step + mantissa <= MAX_FLOOR:
+        return None
+    return Grid(mantissa, step + mantissa)
 
 
 def read_routing(data: Reader) -> dict[str, Tensor]:
@@ -490,7 +521,7 @@ def read_routing(data: Reader) -> dict[str, Tensor]:
         last = name
         # A code takes a good part of a bit at least.
         count = data.varint(ROUTING_PER_BYTE * len(data.data))
-        values = read_codes(data, read_form(data), count).decode()
+        values = _read_list(data, count, None).decode()
         if not len(values) or not bool(torch.isfinite(values).all()):
             raise data.damage("an empty vector, or a number that is not finite.")
         try:

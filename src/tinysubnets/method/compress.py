@@ -25,8 +25,15 @@ from tinysubnets.model.subnet import CodebookTensor, code, constant, rounded
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.nn.norms import folded
-from tinysubnets.training.evaluate import EvalResult, check_finite, recalibrate_batchnorm
+from tinysubnets.tasks.rotations import ROTATIONS, joined
+from tinysubnets.training.evaluate import (
+    EVAL_BATCH,
+    EvalResult,
+    check_finite,
+    recalibrate_batchnorm,
+)
 from tinysubnets.training.loop import Training
+from tinysubnets.training.precision import arithmetic
 from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, stages_of
 
 MAX_BITS = 8
@@ -280,9 +287,31 @@ class Compressor:
 
         - `coded`: the task-specific parameters as stored.
         """
-        tensors = self.tensors(self.weights(compressed.mask, compressed.own))
-        stored, training = tensors | self.decoded(coded, tensors), self.training
+        stored, training = self.final(compressed, coded), self.training
         check_finite(self.module.architecture, stored, training.valid, training.task.name)
+
+    @torch.no_grad()
+    def class_accuracy(
+        self, compressed: Compressed, coded: Mapping[str, CodebookTensor], passes: int
+    ) -> float:
+        """The share of validation images whose class is told, where rotations were learned too.
+
+        - `passes`: how many rotations of an image answer.
+        """
+        stored, valid = self.final(compressed, coded), self.training.valid
+        with arithmetic("float32", deterministic=True):
+            chunks = valid.chunks(EVAL_BATCH)
+            outputs = torch.cat([self.module.architecture(stored, inputs) for inputs, _ in chunks])
+        # All images are upright first, then all are turned once, and so on.
+        logits = joined(outputs.chunk(ROTATIONS)[:passes])
+        return float((logits.argmax(1) == valid.labels[: len(logits)]).double().mean())
+
+    def final(
+        self, compressed: Compressed, coded: Mapping[str, CodebookTensor]
+    ) -> dict[str, Tensor]:
+        """All tensors of the network as the task would be kept."""
+        tensors = self.tensors(self.weights(compressed.mask, compressed.own))
+        return tensors | self.decoded(coded, tensors)
 
 
 def is_as_good(found: EvalResult, exact: EvalResult, num: int, tolerance: float) -> bool:

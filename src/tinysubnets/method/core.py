@@ -62,6 +62,7 @@ from tinysubnets.nn.init import InitialState, InitKey, initial_state, old_weight
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.divergence import InputStatistics
+from tinysubnets.tasks.rotations import ROTATIONS, rotated_task
 from tinysubnets.tasks.task import Task
 from tinysubnets.training import distributed
 from tinysubnets.training.loop import EpochReport, Training
@@ -222,11 +223,19 @@ class MaskedCore:
     def initial_state(self, task: Task, bank: int) -> InitialState:
         """What the next task starts from: a function of the seed, the bank and its number alone."""
         key = InitKey(self.settings.seed, bank, self.store.next_number, self.settings.scale)
-        layout, num_classes = self.store.layout, task.num_classes
+        layout, num_outputs = self.store.layout, self.num_outputs(task)
         base = self.store.base
         started = base is not None and (self.frozen_base or self.settings.init == "pretrained")
         values = base.values if base is not None and started else None
-        return initial_state(self.architecture, layout, key, num_classes, values)
+        return initial_state(self.architecture, layout, key, num_outputs, values)
+
+    def num_outputs(self, task: Task) -> int:
+        """How many outputs the head of a task has: one per class, or per class and rotation."""
+        return task.num_classes * (ROTATIONS if self.routing.passes else 1)
+
+    def learned_data(self, task: Task) -> Task:
+        """What is trained on for a task: itself, or its images in four rotations."""
+        return rotated_task(task) if self.routing.passes else task
 
     def check_network(self, module: TaskModule, task: Task) -> None:
         """Fail now, with an explanation, if the network cannot take this task's inputs."""
@@ -240,7 +249,7 @@ class MaskedCore:
         batch = min(2, len(task.train), self.training.batch_size)
         raw = task.train.inputs(torch.arange(batch))
         try:
-            self.architecture.check(tensors, task.normalization(raw), task.num_classes)
+            self.architecture.check(tensors, task.normalization(raw), self.num_outputs(task))
         except ArchitectureError as error:
             expected, shape = self.architecture.expected_inputs, tuple(raw.shape[1:])
             if expected is None or shape == (expected.channels, expected.size, expected.size):
@@ -283,6 +292,68 @@ class MaskedCore:
             )
 
 
+class Continued:
+    """What scores and free values go on from where they `continue`, by the number of a bank.
+
+    - `scores` [blocks], `free` [N]: of the best epoch of the bank's last task, on the CPU.
+    - `entries`: number and name of every entry of the store then. Where the store has others, the
+      values come from other tasks than it holds.
+    """
+
+    def __init__(self) -> None:
+        self.scores: dict[int, Tensor] = {}
+        self.free: dict[int, Tensor] = {}
+        self.entries: list[list[Any]] = []
+
+    def keep_(self, bank: int, module: TaskModule, store: SubnetStore) -> None:
+        """Take what a task has trained, once it is claimed."""
+        self.scores[bank] = module.scores.detach().cpu().clone()
+        self.free[bank] = module.free.detach().cpu().clone()
+        self.entries = entries_of(store)
+
+    def start(self, bank: int, fresh: InitialState) -> InitialState:
+        """What the next task of a bank starts from: fresh values where it is the bank's first."""
+        if bank not in self.scores:
+            return fresh
+        return InitialState(self.scores[bank], self.free[bank], fresh.task_params)
+
+    def check(self, store: SubnetStore) -> None:
+        """Refuse to go on over a store that other tasks were learned in, or removed from."""
+        if entries_of(store) == self.entries:
+            return
+        known = {tuple(e) for e in entries_of(store)}
+        removed = [name for number, name in self.entries if (number, name) not in known]
+        cause = (
+            f"what they come from has changed: {', '.join(map(repr, removed))} was removed"
+            if removed
+            else "they are not part of a model file, but lie in the checkpoint of its run"
+        )
+        raise SettingError(
+            "score_init = 'continue' goes on from the scores and free values of the last task, and "
+            f"{cause}. Learn on with score_init = 'previous_mask' or 'random' (on the command line "
+            "--set tsn.score_init=previous_mask), or learn all tasks in one run."
+        )
+
+    def state(self) -> State:
+        """All of it as tensors by name and plain data."""
+        kinds = {"scores": self.scores, "free": self.free}
+        tensors = {f"continued.{k}.{b}": t for k, own in kinds.items() for b, t in own.items()}
+        return tensors, {"continued": self.entries}
+
+    def restore_(self, tensors: Mapping[str, Tensor], entries: Sequence[Sequence[Any]]) -> None:
+        """Go on from a state."""
+        for name, tensor in tensors.items():
+            if name.startswith("continued."):
+                _, kind, bank = name.split(".")
+                (self.scores if kind == "scores" else self.free)[int(bank)] = tensor
+        self.entries = [list(e) for e in entries]
+
+
+def entries_of(store: SubnetStore) -> list[list[Any]]:
+    """Number and name of every entry of a store, in order."""
+    return [[s.number, s.name] for s in store.entries()]
+
+
 Compress = Callable[[Compressor], Generator[PruningStep, None, Compressed]]
 
 
@@ -307,9 +378,11 @@ class SubnetTrainer:
     - `isolated`: whether the task has its bank for itself, for ever.
     - `reference`: the number of the task that its weights are added to, or `BASE`; None where
       there is none.
-    - `data`: what is trained on, where that is not the task itself but what has come of it as far
-      as the head.
+    - `data`: what is trained on, where that is not `core.learned_data(task)` but what has come of
+      it as far as the head.
     - `taken_over`: task-specific parameters that are kept as another task has them.
+    - `continued`: what takes the trained scores and free values, where the next task goes on from
+      them.
     """
 
     def __init__(
@@ -328,14 +401,17 @@ class SubnetTrainer:
         reference: int | None = None,
         data: Task | None = None,
         taken_over: Mapping[str, CodebookTensor] | None = None,
+        continued: Continued | None = None,
     ) -> None:
         self.isolated, self.reference, self.taken_over = isolated, reference, taken_over or {}
+        self.continued = continued
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
         self._entries = core.entry_numbers()
+        self.data = data or core.learned_data(task)
         core.check_network(module, task)
-        self.training = core.train(module, data or task, training or core.training)
+        self.training = core.train(module, self.data, training or core.training)
 
     @property
     def epochs_done(self) -> int:
@@ -392,6 +468,9 @@ class SubnetTrainer:
         self.core.check_entries(self._entries, self.task)
         coded, accuracy = work.task_params(compressed, self.task_params)
         work.check_finite(compressed, coded)
+        if passes := self.core.routing.passes:  # measured so far: images and how they are turned
+            accuracy = work.class_accuracy(compressed, coded, passes)
+        preprocessing = self.task.preprocessing
         decision = self.decision
         if self.reference is not None and not compressed.mask.any():
             decision = replace(decision, bank=NO_BANK)  # nothing of it is in any bank
@@ -404,15 +483,17 @@ class SubnetTrainer:
             bits=compressed.bits,
             own=compressed.own,
             task_params={**self.taken_over, **coded},
-            shapes=self.core.architecture.task_param_shapes(self.task.num_classes),
+            shapes=self.core.architecture.task_param_shapes(self.core.num_outputs(self.task)),
             memory=self.memory,
             decision=decision,
             valid_accuracy=accuracy,
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),
             isolated=self.isolated,
+            preprocessing=None if preprocessing is None else preprocessing.as_dict(),
             reference=self.reference,
             adds_to_base=over_base,
+            rotations=self.core.routing.passes,
         )
         return subnet, compressed.seconds
 
@@ -420,6 +501,8 @@ class SubnetTrainer:
         """Claim a subnet: the task is learned."""
         store = self.core.store
         store.add_(subnet)
+        if self.continued is not None:
+            self.continued.keep_(subnet.bank, self.module, store)
         # Measured on the network as it is stored.
         store.keep_routing_(subnet.name, routing_of(store, self.task, self.core.routing))
         if distributed.is_active():

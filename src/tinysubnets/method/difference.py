@@ -199,7 +199,8 @@ class Difference:
         tensors = architecture.split(self.weights) | start.task_params | architecture.constants
         learner.core.check_tensors(tensors, self.task)
         on_device = {n: t.to(device) for n, t in tensors.items()}
-        return feature_task(architecture, on_device, self.task, device)
+        data = learner.core.learned_data(self.task)
+        return feature_task(architecture, on_device, data, device)
 
     def _difference_lr(self) -> float | None:
         """The learning rate of a difference; None for that of training."""
@@ -251,7 +252,8 @@ def _to_base(learner: TinySubNets, task: Task, isolated: bool) -> Difference:
     assert store.base is not None and store.base.values is not None
     bank = new_bank(store) if isolated else NO_BANK  # an isolated task shares nothing, masks too
     key = InitKey(settings.seed, 0, store.next_number, settings.scale)
-    params = initial_task_params(architecture, key, task.num_classes, store.base.values)
+    num_outputs = learner.core.num_outputs(task)
+    params = initial_task_params(architecture, key, num_outputs, store.base.values)
     start = InitialState(torch.zeros(0), torch.zeros(store.layout.num_weights), params)
     decision = BankDecision(bank, f"over the base {store.base.name!r}")
     return Difference(learner, task, decision, BASE, store.base_weights(), start, None, isolated)

@@ -14,12 +14,20 @@ from collections.abc import Generator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import Tensor
 
 from tinysubnets import config
+from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import choose_bank, new_bank, remember
-from tinysubnets.method.base import check_task
+from tinysubnets.method.base import State, check_task
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
-from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetReport, SubnetTrainer
+from tinysubnets.method.core import (
+    Continued,
+    MaskedCore,
+    MaskedLearner,
+    SubnetReport,
+    SubnetTrainer,
+)
 from tinysubnets.method.difference import begin_difference
 from tinysubnets.method.ladder import LadderTrainer, check_price
 from tinysubnets.method.progress import OnEpoch, learning
@@ -81,6 +89,7 @@ class TinySubNets(MaskedLearner):
         check_price(own, core.frozen_base)
         record = {"tsn": own, "training": trained, "pruning": self.pruning}
         super().__init__(core, own, {table: config.to_dict(s) for table, s in record.items()})
+        self.continued = Continued() if own.score_init == "continue" else None
 
     @classmethod
     def _from_record(
@@ -115,7 +124,8 @@ class TinySubNets(MaskedLearner):
           250,000 shared weights, as `tsn run` does, and else leaves the number as it is.
         - `isolated`: whether it gets a bank for itself; by default as the settings say.
         """
-        with learning(task, self.architecture.num_shared, progress, on_epoch, threads) as see:
+        num, known = self.architecture.num_shared, self._finish_seconds()
+        with learning(task, num, progress, on_epoch, threads, known) as see:
             # Choose a bank, and build what is trained over it.
             trainer = self.begin(task, isolated=isolated)
             while not trainer.finished:
@@ -126,6 +136,13 @@ class TinySubNets(MaskedLearner):
                 for step in trainer.finishing():  # of the best epoch: `compress`, then claimed
                     see(step)
         return self.reports[task.name]
+
+    def _finish_seconds(self) -> float | None:
+        """How long post-pruning took for earlier tasks; None where that is not known."""
+        if self.pruning.iterations == 0:
+            return 0.0
+        known = [r.pruning_seconds for r in self.reports.values() if r.pruning_seconds > 0]
+        return sum(known) / len(known) if known else None
 
     def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer | LadderTrainer:
         """Check a task, choose its bank and set up its training; nothing is learned yet.
@@ -140,6 +157,8 @@ class TinySubNets(MaskedLearner):
         """Choose the task's bank and set up its training."""
         settings = self.settings
         isolated = settings.isolated if isolated is None else isolated
+        if self.continued is not None:
+            self._check_continued(isolated)
         if settings.selection == "magnitude" or self.core.frozen_base:
             return begin_difference(self, task, isolated)
         # Nothing of an isolated task enters a later one, so nothing is kept to compare it by.
@@ -159,7 +178,33 @@ class TinySubNets(MaskedLearner):
             reports=self.reports,
             memory=memory,
             isolated=isolated,
+            continued=self.continued,
         )
+
+    def _check_continued(self, isolated: bool) -> None:
+        """Refuse what scores and free values that go on from task to task cannot serve."""
+        assert self.continued is not None
+        if isolated or self.core.frozen_base:
+            what = "an isolated task" if isolated else "a frozen base"
+            raise SettingError(
+                f"score_init = 'continue' carries what earlier tasks learned into the next one, "
+                f"which {what} rules out; give score_init = 'random' or 'previous_mask'."
+            )
+        self.continued.check(self.store)
+
+    def state(self) -> State:
+        """The store as the bytes of its file, the reports, and what scores go on from."""
+        tensors, numbers = super().state()
+        if self.continued is not None:
+            carried, entries = self.continued.state()
+            return tensors | carried, numbers | entries
+        return tensors, numbers
+
+    def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a state of the same method on the same architecture."""
+        super().restore_(tensors, numbers)
+        if self.continued is not None:
+            self.continued.restore_(tensors, numbers.get("continued", ()))
 
     def _module(self, task: Task, decision: BankDecision) -> TaskModule:
         """What is trained over the bank: mask ⊙ where(owned, bank value, Q(free value))."""
@@ -177,6 +222,8 @@ class TinySubNets(MaskedLearner):
             settings.sharing == "values",
             settings.codebooks,
             settings.layer_loss_weight,
+            settings.layer_loss,
+            settings.quantization == "in_place",
         )
         start = self._initial_state(task, decision)
         return TaskModule(self.architecture, layout, bank.values, bank.owned, start, compression)
@@ -211,8 +258,13 @@ class TinySubNets(MaskedLearner):
         return Compressed(pruned.mask, bits, own, time.perf_counter() - begin)
 
     def _initial_state(self, task: Task, decision: BankDecision) -> InitialState:
-        """What training starts from; with "previous_mask" an earlier task's mask is on top."""
+        """What training starts from; with "previous_mask" an earlier task's mask is on top.
+
+        With "continue" scores and free values are those that the bank's last task ended with.
+        """
         start, store = self.core.initial_state(task, decision.bank), self.store
+        if self.continued is not None:
+            return self.continued.start(decision.bank, start)
         members = store.members(decision.bank)
         if self.settings.score_init == "random" or not members:
             return start

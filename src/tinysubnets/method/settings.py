@@ -87,14 +87,22 @@ class TSNSettings:
     - `memory`, `memory_samples`: what is kept of how many samples to tell tasks apart.
     - `post_pruning`: whether Algorithm 2 runs after training.
     - `score_init`, `previous_mask_of`: mask scores start "random", or with the "previous_mask" on
-      top: that of the bank's last or most similar task.
+      top: that of the bank's last or most similar task; or they "continue", and free values with
+      them, from the best epoch of the bank's last task, as the paper's Algorithm 1 has it. What
+      they go on from lies in a run's checkpoint, not in a model.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread. With
       "pretrained" they are the network's own, and mask scores start from their magnitudes.
     - `codebooks`: one per "layer" or one per "task".
     - `task_param_bits`, `task_param_tolerance`: how finely heads, biases and norms are rounded,
       from 4 to 8 bits, or 16 or 32: see `TaskParamSettings`. "auto" takes the coarsest form that
       loses at most that share of validation accuracy, or a few samples more with the same loss.
-    - `layer_loss_weight`: the weight λ of the layer-wise loss.
+    - `quantization`: "straight_through" trains values that are rounded to centroids in every step;
+      "in_place" overwrites a task's own values by their centroids where codebooks are updated, and
+      trains them as floats in between, as the paper does.
+    - `layer_loss_weight`, `layer_loss`: the weight λ of the layer-wise loss, and its form: "both"
+      sides of each layer get gradients, the compressed and the full one, as in the paper; or the
+      full side, under the task's own mask, is made to "commit" to the compressed one, relative to
+      the size of its output.
     - `isolated`: whether every task gets a bank for itself, not counted by `max_banks`, so that it
       can be removed exactly at any time.
     - `scenario_type`: how accuracy is measured: "task-IL" tells the task of an input, "class-IL"
@@ -122,14 +130,16 @@ class TSNSettings:
     memory: Literal["statistics", "samples"] | None = "statistics"
     memory_samples: int = 50
     post_pruning: bool = True
-    score_init: Literal["random", "previous_mask"] = "random"
+    score_init: Literal["random", "previous_mask", "continue"] = "random"
     previous_mask_of: Literal["last", "similar"] = "last"
     init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier", "he"] = "kaiming"
     codebooks: Literal["layer", "task"] = "layer"
     task_param_bits: Literal["auto"] | int = "auto"
     task_param_tolerance: float = 0.002
+    quantization: Literal["straight_through", "in_place"] = "straight_through"
     layer_loss_weight: float = 0.0
+    layer_loss: Literal["both", "commit"] = "both"
     isolated: bool = False
     scenario_type: Literal["task-IL", "class-IL", "domain-IL"] = "task-IL"
     seed: int = 0
@@ -171,9 +181,22 @@ class TSNSettings:
         _require(weight >= 0, "layer_loss_weight", weight, "at least 0")
         if self.selection == "magnitude":
             _require(weight == 0, "layer_loss_weight", weight, "0 where selection = 'magnitude'")
+            there = "where selection = 'magnitude'"
+            goes_on, in_place = self.score_init == "continue", self.quantization == "in_place"
+            others = "'random' or 'previous_mask'"
+            _require(not goes_on, "score_init", self.score_init, f"{others} {there}")
+            _require(not in_place, "quantization", "in_place", f"'straight_through' {there}")
         else:
             allowed = "'none' where selection = 'scores'"
             _require(self.reference == "none", "reference", self.reference, allowed)
+        if self.isolated:
+            _require(
+                self.score_init != "continue",
+                "score_init",
+                self.score_init,
+                "'random' or 'previous_mask' where isolated = true: nothing of an isolated task "
+                "may enter another",
+            )
         first, decay = self.first_density, self.difference_decay
         _require(first is None or 0 < first <= 1, "first_density", first, "a share above 0")
         _require(decay is None or decay >= 0, "difference_decay", decay, "a number of at least 0")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tinysubnets.errors import TaskError
-from tinysubnets.tasks.checks import DatasetInputs, Label, as_array, as_tensor
+from tinysubnets.tasks.checks import DatasetInputs, Label, Pixels, as_array, as_tensor
 from tinysubnets.tasks.sources import is_dataset, labeled
 from tinysubnets.tasks.task import Task
 
@@ -93,6 +93,7 @@ def evaluate(
     classes: Sequence[Label],
     data: Any,
     labels: Any = None,
+    pixels: Pixels | None = None,
 ) -> Evaluation:
     """What a task's network answers on data with labels.
 
@@ -100,8 +101,9 @@ def evaluate(
     - `classes`: the labels of these logits, in order.
     - `data`: a `Task`, of which the test part is measured, or the validation part where there is
       none; inputs, with their `labels`; or a data set or loader, which bring their own.
+    - `pixels`: makes an input of a picture of Pillow; by default it is taken as it is.
     """
-    measured_on, chunks = _chunks(task, classes, data, labels)
+    measured_on, chunks = _chunks(task, classes, data, labels, pixels)
     confusion, loss = np.zeros((len(classes), len(classes)), np.int64), 0.0
     for inputs, numbers in chunks:
         found = logits(inputs)
@@ -118,7 +120,7 @@ def probabilities(logits: Tensor) -> np.ndarray:
 
 
 def _chunks(
-    task: str, classes: Sequence[Label], data: Any, labels: Any
+    task: str, classes: Sequence[Label], data: Any, labels: Any, pixels: Pixels | None
 ) -> tuple[str, Iterator[tuple[Any, Tensor]]]:
     """What is measured, and batches of raw inputs with the numbers of their classes."""
     if isinstance(data, Task):
@@ -131,8 +133,8 @@ def _chunks(
                 f"task {task!r}: labels are needed to measure it: evaluate(task, inputs, labels), "
                 "or a Task, a data set or a loader, which bring their own."
             )
-        data, labels = labeled(data)
-    source = data if isinstance(data, DatasetInputs) else as_tensor(data)
+        data, labels = labeled(data, pixels=pixels)
+    source = data if isinstance(data, DatasetInputs) else as_tensor(data, pixels)
     found = as_array(labels)
     if found.shape != (len(source),):
         raise TaskError(

@@ -55,6 +55,10 @@ class MaskContext:
         """The number of blocks of each tensor."""
         return [b.num for b in self.layout.blocks]
 
+    def kernels(self) -> list[int]:
+        """How many neighboring blocks of each tensor are a kernel; 1 where a block is one."""
+        return [1 if self.layout.block > 1 else width for width in self.layout.kernels]
+
     def magnitudes(self, seed: int, tensor: int) -> np.ndarray:
         """How large the first scores of a tensor's blocks are, as multiples of 2^-24."""
         name, count = self.layout.shared[tensor].name, self.layout.blocks[tensor].num
@@ -90,11 +94,12 @@ def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> Coded
             candidates[FREE_SCORES] = likely & ~context.owned
     # An estimate is near the true cost; only the most promising are worth encoding.
     ranked = sorted(candidates, key=lambda k: _estimate_bits(packed, candidates[k], len(mask)))
-    codes = {NO_REFERENCE: encode_mask(mask, None, context.segments())}
+    parts = context.segments(), context.kernels()
+    codes = {NO_REFERENCE: encode_mask(mask, None, *parts)}
     for kind in ranked[:_ENCODED]:
         reference = candidates[kind]
         if reference is not None:
-            codes[kind] = encode_mask(mask, unpack_mask(reference, len(mask)), context.segments())
+            codes[kind] = encode_mask(mask, unpack_mask(reference, len(mask)), *parts)
     best = min(ranked[:_ENCODED], key=lambda kind: len(codes[kind]))
     if len(codes[best]) > _WORTH * len(codes[NO_REFERENCE]):
         best = NO_REFERENCE
@@ -130,7 +135,8 @@ def _estimate_bits(mask: np.ndarray, reference: np.ndarray | None, count: int) -
 def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:
     """The mask that was coded at this place."""
     count = context.layout.num_blocks
-    return decode_mask(coded.data, count, _reference(coded, context), context.segments())
+    parts = context.segments(), context.kernels()
+    return decode_mask(coded.data, count, _reference(coded, context), *parts)
 
 
 def _reference(coded: CodedMask, context: MaskContext) -> np.ndarray | None:

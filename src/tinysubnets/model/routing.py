@@ -9,7 +9,11 @@ inputs look so:
 - energy: log Σ exp(logits) of the task's network, standardized by its own validation data;
 - inputs: the density of the raw input, by a Gaussian over a seeded projection to few dimensions
   that all tasks share, so that one product serves all of them;
-- features: the same of what the task's head sees, with a mean for each class; standardized.
+- base: where tasks have a pretrained base, the same of what its head would see, with a mean for
+  each class; one pass of the base serves all tasks;
+- features: the same of what the task's own head sees; standardized;
+- rotation: where images were learned in rotations, how surely the task's network tells how the
+  image is turned; standardized.
 
 What is kept for this with a task, `Subnet.routing`, is made when it is learned and never changes:
 from its own data, and from what the networks of earlier tasks say to them.
@@ -19,9 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +35,9 @@ from tinysubnets import seeds
 from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.model.subnet import Subnet, code
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.checks import Label, as_tensor, is_tokens
+from tinysubnets.tasks.checks import Label, Pixels, as_tensor, is_tokens
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.rotations import ROTATIONS, joined, rotation_evidence, turned
 from tinysubnets.tasks.sources import batches, is_dataset
 from tinysubnets.tasks.task import Split, Task
 from tinysubnets.training.precision import arithmetic
@@ -42,16 +47,19 @@ if TYPE_CHECKING:
 
 # The weight of each part where no earlier task has told a better one. Log-densities of dependent
 # dimensions say too much, so that those of inputs and features count for less than they are.
-PARTS = {"energy": 1.0, "inputs": 0.3, "features": 0.3}
+PARTS = {"energy": 1.0, "inputs": 0.3, "base": 0.3, "features": 0.3, "rotation": 1.0}
+DENSITIES = ("inputs", "base", "features")  # parts that are the density of a Gaussian
+COMMON = ("inputs", "base")  # parts in coordinates that all tasks share: comparable as they are
 RULES = ("energy", "entropy")  # beside what tasks keep: these need nothing that is kept
 FIT_SAMPLES, VALID_SAMPLES = 5000, 2000  # training data of a Gaussian; validation data
 CALIBRATION_SAMPLES, CALIBRATION_TASKS = 1000, 8  # what weights are fitted to, and against
 PRIOR = 0.01  # how strongly fitted weights are held, in nats per squared logarithm
 SHRINKAGE = 0.02  # of a covariance, to the mean of its variances
-BITS = 5  # of what stands below the diagonal of a whitening matrix, and of class means
+STEP = 2.0**-5  # that logarithms and means, in deviations, are rounded to
+ROW_STEPS = 4  # at least so many to the typical entry below a whitening matrix's diagonal
+BITS = 5  # of class means
 BATCH = 500  # samples in a pass
-READ_AT_ONCE = 1 << 27  # values of inputs that a Gaussian is fitted to
-CHUNK_BYTES = 1 << 25  # of raw inputs that all tasks see before the next are read
+CHUNK_BYTES = 1 << 25  # of streamed inputs, at least, that all tasks see before more are read
 MAX_DIMS = 256
 
 
@@ -59,17 +67,26 @@ MAX_DIMS = 256
 class RoutingSettings:
     """What is kept with a task to recognize its inputs without its name.
 
-    - `parts`: what scores are made of, of "energy", "inputs" and "features"; empty keeps nothing.
+    - `parts`: what scores are made of, of "energy", "inputs", "base" (with a pretrained base),
+      "features" and "rotation" (where rotations are learned); empty keeps nothing.
     - `dims`: the dimensions of the projections of inputs and features: bytes grow with its square.
     - `calibrate`: whether the weights of the parts are fitted to the task's validation data against
       the scores that earlier tasks have for them.
     - `unknown_share`: the share of a task's own inputs that may be taken for unknown ones.
+    - `rotations`: whether images are learned in four rotations, each of them a class apart: four
+      times the outputs and the steps of training. Where the task is told, "one-pass" answers by the
+      upright image alone, "four-pass" by the mean over an image's rotations. Where it is not told,
+      four passes answer with both. "none" learns images as they are.
     """
 
-    parts: tuple[Literal["energy", "inputs", "features"], ...] = ("energy", "inputs")
-    dims: int = 16
+    parts: tuple[Literal["energy", "inputs", "base", "features", "rotation"], ...] = (
+        "energy",
+        "inputs",
+    )
+    dims: int = 24
     calibrate: bool = True
     unknown_share: float = 0.05
+    rotations: Literal["none", "one-pass", "four-pass"] = "none"
 
     def __post_init__(self) -> None:
         if len(set(self.parts)) != len(self.parts):
@@ -83,6 +100,11 @@ class RoutingSettings:
                 f"routing.unknown_share = {self.unknown_share!r} is not allowed; give a share of "
                 "at least 0, below 1."
             )
+
+    @property
+    def passes(self) -> int:
+        """How many rotations of an image answer for a task that is told; 0 learns none."""
+        return {"none": 0, "one-pass": 1, "four-pass": ROTATIONS}[self.rotations]
 
 
 # What a user gets.
@@ -240,63 +262,72 @@ class Record:
     - `weights`: of its parts, by name.
     - `spreads`: mean and deviation of the parts that are standardized, on its own validation data.
     - `score`: mean and deviation there of its score with these weights, and the least typicality.
-    - `inputs`, `features`: the Gaussians, where it has these parts.
+    - `gaussians`: those of its parts, by name.
 
     The vectors, of which those of the parts it has not are left out:
 
     - "score": the three numbers;
-    - "energy": weight, mean and deviation;
-    - "inputs": weight, logarithms of the whitening matrix's diagonal, mean;
-    - "features": weight, mean and deviation, logarithms of the diagonal;
-    - "inputs.rows", "features.rows": `Gaussian.rows()`; "features.means": the classes' means.
+    - "energy", "features", "rotation": weight, mean and deviation;
+    - "inputs", "base": weight;
+    - "inputs.diagonal" and so on, for each density: logarithms of the whitening matrix's diagonal,
+      for "inputs" with the mean behind them;
+    - "inputs.rows" and so on: `Gaussian.rows()`;
+    - "base.means", "features.means": the classes' means.
     """
 
     weights: dict[str, float]
     spreads: dict[str, tuple[float, float]]
     score: tuple[float, float, float] = (0.0, 1.0, 0.0)
-    inputs: Gaussian | None = None
-    features: Gaussian | None = None
+    gaussians: dict[str, Gaussian] = field(default_factory=dict)
 
     @classmethod
     def read(cls, vectors: Mapping[str, Tensor]) -> Record | None:
         """The record in a task's vectors; None where there is none that can be read."""
         heads = {p: vectors[p] for p in PARTS if p in vectors}
-        least = {"energy": 3, "inputs": 3, "features": 4}
         score = vectors.get("score", torch.zeros(0))
-        if not heads or len(score) != 3 or any(len(v) < least[p] for p, v in heads.items()):
+        if not heads or len(score) != 3:
             return None
         gaussians = {}
-        if "inputs" in heads:
-            logs, means = heads["inputs"][1:].tensor_split(2)
-            gaussians["inputs"] = Gaussian.of(logs, vectors.get("inputs.rows"), means)
-        if "features" in heads:
-            means = vectors.get("features.means", torch.zeros(0))
-            rows = vectors.get("features.rows")
-            gaussians["features"] = Gaussian.of(heads["features"][3:], rows, means)
-        if None in gaussians.values():
-            return None
+        for part, head in heads.items():
+            if len(head) != (1 if part in COMMON else 3):  # the weight, and a spread
+                return None
+            if part not in DENSITIES:
+                continue
+            logs = vectors.get(f"{part}.diagonal", torch.zeros(0))
+            means = vectors.get(f"{part}.means", torch.zeros(0))
+            if part == "inputs":
+                logs, means = logs.tensor_split(2)
+            found = Gaussian.of(logs, vectors.get(f"{part}.rows"), means)
+            if found is None:
+                return None
+            gaussians[part] = found
         return cls(
             {p: float(v[0]) for p, v in heads.items()},
-            {p: (float(v[1]), float(v[2])) for p, v in heads.items() if p != "inputs"},
+            {p: (float(v[1]), float(v[2])) for p, v in heads.items() if p not in COMMON},
             (float(score[0]), float(score[1]), float(score[2])),
-            **gaussians,
+            gaussians,
         )
 
     def vectors(self) -> dict[str, Tensor]:
         """The vectors, rounded as they are stored."""
         out = {"score": _halves(self.score)}
         for part, weight in self.weights.items():
-            head = [weight, *self.spreads.get(part, ())]
-            gaussian = {"inputs": self.inputs, "features": self.features}.get(part)
-            if gaussian is not None:
-                head += gaussian.whiten.diagonal().log().tolist()
-                if part == "inputs":
-                    head += gaussian.means.flatten().tolist()
-                else:
-                    out[f"{part}.means"] = _coded(gaussian.means)
-                if gaussian.dims > 1:
-                    out[f"{part}.rows"] = _coded(gaussian.rows())
-            out[part] = _halves(head)
+            out[part] = _halves([weight, *self.spreads.get(part, ())])
+            gaussian = self.gaussians.get(part)
+            if gaussian is None:
+                continue
+            diagonal = gaussian.whiten.diagonal().log()
+            if part == "inputs":
+                diagonal = torch.cat([diagonal, gaussian.means.flatten()])
+            else:
+                out[f"{part}.means"] = code(gaussian.means.flatten(), BITS).decode()
+            out[f"{part}.diagonal"] = _in_steps(diagonal, STEP)
+            if gaussian.dims > 1:
+                rows = gaussian.rows()
+                typical = float(rows.double().square().mean().sqrt())
+                # The power of two below, so that a file can keep integers.
+                step = 2.0 ** math.floor(math.log2(max(typical, 1e-6))) / ROW_STEPS
+                out[f"{part}.rows"] = _in_steps(rows, step)
         return out
 
     def rounded(self) -> Record:
@@ -307,8 +338,7 @@ class Record:
 
     def to(self, device: torch.device) -> Record:
         """The same with its Gaussians on a device."""
-        inputs, features = (g and g.to(device) for g in (self.inputs, self.features))
-        return replace(self, inputs=inputs, features=features)
+        return replace(self, gaussians={p: g.to(device) for p, g in self.gaussians.items()})
 
 
 def _below(dims: int) -> tuple[Tensor, Tensor]:
@@ -317,9 +347,9 @@ def _below(dims: int) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def _coded(values: Tensor) -> Tensor:
-    """Values rounded to few centroids, which a file keeps as codes."""
-    return code(values.flatten(), BITS).decode()
+def _in_steps(values: Tensor, step: float) -> Tensor:
+    """Values rounded to multiples of a power of two, which a file keeps as small integers."""
+    return (values.cpu() / step).round() * step + 0.0  # no zero is a negative one
 
 
 def _halves(values: Any) -> Tensor:
@@ -423,6 +453,11 @@ class Router:
         self._last: tuple[Normalization, Tensor, Tensor] | None = None
 
     @property
+    def common(self) -> list[str]:
+        """The parts of scores that need no task's network."""
+        return [p for p in self.weights if p in COMMON]
+
+    @property
     def whole(self) -> bool:
         """Whether scores have every part that each task keeps, so that thresholds hold."""
         return bool(self.records) and all(set(r.weights) == set(self.weights) for r in self.records)
@@ -437,19 +472,29 @@ class Router:
     ) -> Claims:
         """What the tasks say to raw inputs, batch by batch.
 
+        Every task is decoded once at most for inputs that are in memory. Of those that are read
+        from elsewhere, tasks that do not stay decoded are decoded again for every `decoded_bytes`
+        of the store.
+
+        - `inputs`: as for `SubnetStore.logits`, or an iterator over raw batches.
         - `shortlist`: ask only the networks of so many tasks per input: those with the largest
-          density of inputs.
+          score without them.
         - `answers`: whether classes are wanted as well; else they are 0.
         """
-        if shortlist is not None and ("inputs" not in self.weights or shortlist < 1):
+        if shortlist is not None and (not self.common or shortlist < 1):
             raise TaskError(
                 f"shortlist = {shortlist}: give a number of tasks from 1, where all candidates "
-                "keep the routing part 'inputs'."
+                f"keep one of the routing parts {', '.join(map(repr, COMMON))}."
             )
-        found = [
-            self._chunk(chunk, shortlist, answers)
-            for chunk in _chunks(batches(inputs, batch_size), self.subnets)
-        ]
+        is_streamed = isinstance(inputs, Iterator) or is_dataset(inputs)
+        most = max(CHUNK_BYTES, self.store.decoded_bytes) if is_streamed else None
+        given = (
+            inputs
+            if isinstance(inputs, Iterator)
+            else batches(inputs, batch_size, _common_pixels(self.subnets))
+        )
+        chunks = _chunks(given, self.subnets, most)
+        found = [self._chunk(chunk, shortlist, answers) for chunk in chunks]
         empty = torch.zeros(0, len(self.subnets))
         nothing = Claims(dict.fromkeys(self.weights, empty), empty.long(), empty)
         return Claims.joined([nothing, *found])
@@ -462,46 +507,42 @@ class Router:
         parts = {n: torch.full((size, count), -math.inf) for n in self.weights}
         answers = torch.zeros(size, count, dtype=torch.int64)
         probability = torch.zeros(size, count)
-        if "inputs" in parts:
-            parts["inputs"] = torch.cat([self._densities(raw) for raw in chunk])
+        for name in self.common:
+            parts[name] = torch.cat([self._densities(name, raw) for raw in chunk])
         asked = torch.ones(size, count, dtype=torch.bool)
         if shortlist is not None and shortlist < count:
-            best = parts["inputs"].topk(shortlist, 1).indices
+            cheap = sum(self.weights[n] * parts[n] for n in self.common)
+            assert isinstance(cheap, Tensor)
+            best = cheap.topk(shortlist, 1).indices
             asked = torch.zeros_like(asked).scatter_(1, best, True)
         for columns, rows, outputs in self._outputs(chunk, asked):
-            for column, (logits, features) in zip(columns, outputs, strict=True):
-                for name in (n for n in parts if n != "inputs"):
-                    parts[name][rows, column] = self._part(name, column, logits, features).cpu()
+            for column, told in zip(columns, outputs, strict=True):
+                record = self.records[column] if self.records else None
+                for name in (n for n in parts if n not in COMMON):
+                    parts[name][rows, column] = network_part(name, record, told).cpu()
                 if with_answers:
-                    chance = logits.softmax(1).max(1)
+                    chance = told.logits.softmax(1).max(1)
                     answers[rows, column] = chance.indices.cpu()
                     probability[rows, column] = chance.values.cpu()
         self._last = None
         return Claims(parts, answers, probability)
 
-    def _densities(self, raw: Tensor) -> Tensor:
-        """The part "inputs" of all tasks for a batch [n, tasks]."""
-        points = projected(raw.to(self.store.device), self.records[0].inputs)
-        found = [r.inputs.log_density(points) for r in self.records if r.inputs is not None]
+    def _densities(self, name: str, raw: Tensor) -> Tensor:
+        """A part in common coordinates, of all tasks for a batch [n, tasks]."""
+        points: dict[Normalization | None, Tensor] = {}
+        found = []
+        for subnet, record in zip(self.subnets, self.records, strict=True):
+            gaussian = record.gaussians[name]
+            seen = None if name == "inputs" else subnet.normalization  # most often one for all
+            if seen not in points:
+                points[seen] = common_points(self.store, subnet, name, raw, gaussian.dims)
+            found.append(gaussian.log_density(points[seen]))
         return torch.stack(found, 1).cpu()
-
-    def _part(self, name: str, column: int, logits: Tensor, features: Tensor | None) -> Tensor:
-        """One part of a task's score from the outputs of its network."""
-        if not self.records:
-            return raw_part(name, logits)
-        record = self.records[column]
-        if name == "features":
-            assert record.features is not None and features is not None
-            values = record.features.log_density(features)
-        else:
-            values = raw_part(name, logits)
-        mean, deviation = record.spreads[name]
-        return (values - mean) / deviation
 
     def _outputs(
         self, chunk: Sequence[Tensor], asked: Tensor
-    ) -> Iterator[tuple[list[int], Tensor, list[tuple[Tensor, Tensor | None]]]]:
-        """Columns, rows, and per column the logits and features of the batches, in some order."""
+    ) -> Iterator[tuple[list[int], Tensor, list[Told]]]:
+        """Columns, rows, and per column what its network tells of a batch, in some order."""
         starts = np.cumsum([0, *map(len, chunk)])
         groups = self._groups() if self.stacked else [[c] for c in range(len(self.subnets))]
         for group in groups:
@@ -518,20 +559,23 @@ class Router:
         kinds: dict[Any, list[int]] = {}
         for column, subnet in enumerate(self.subnets):
             shapes = tuple(sorted(subnet.shapes.items()))
-            normalization = subnet.normalization
-            kinds.setdefault((shapes, bool(normalization.mean)), []).append(column)
+            kind = shapes, bool(subnet.normalization.mean), bool(subnet.rotations)
+            kinds.setdefault(kind, []).append(column)
         return list(kinds.values())
 
     def _prepared(self, group: Sequence[int]) -> Any:
-        """What computes logits and features of a raw batch for each task of a group."""
+        """What computes, for a raw batch, what the network of each task of a group tells of it."""
         networks = [self._network(column) for column in group]
         if len(group) > 1:
             return self._stack(group, networks)
-        subnet, (tensors, dims) = self.subnets[group[0]], networks[0]
+        subnet, tensors = self.subnets[group[0]], networks[0]
 
-        def one(raw: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        def one(raw: Tensor) -> list[Told]:
             seen = self._seen(subnet.normalization, raw)
-            return [_divided(self.store.outputs(subnet, tensors, raw, seen), dims)]
+            outputs = [
+                self.store.outputs(subnet, tensors, raw, turned(seen, k)) for k in _turns(subnet)
+            ]
+            return [told_by(subnet, outputs)]
 
         return one
 
@@ -542,67 +586,113 @@ class Router:
             last = self._last = normalization, raw, normalization(raw.to(self.store.device))
         return last[2]
 
-    def _network(self, column: int) -> tuple[dict[str, Tensor], int]:
+    def _network(self, column: int) -> dict[str, Tensor]:
         """A task's tensors, with rows for the projected features where they are wanted."""
         tensors = self.store.tensors(self.subnets[column].name)
         if "features" not in self.weights:
-            return tensors, 0
-        gaussian = self.records[column].features
-        assert gaussian is not None
-        dims = gaussian.dims
-        return with_features(self.store.architecture, tensors, dims), dims
+            return tensors
+        dims = self.records[column].gaussians["features"].dims
+        return with_features(self.store.architecture, tensors, dims)
 
-    def _stack(
-        self, group: Sequence[int], networks: Sequence[tuple[dict[str, Tensor], int]]
-    ) -> Any:
+    def _stack(self, group: Sequence[int], networks: Sequence[dict[str, Tensor]]) -> Any:
         """All tasks of a group in one pass over stacked tensors, or one by one where that fails."""
         store, subnets = self.store, [self.subnets[c] for c in group]
-        stacked = {n: torch.stack([t[n] for t, _ in networks]) for n in networks[0][0]}
+        stacked = {n: torch.stack([t[n] for t in networks]) for n in networks[0]}
         same = len({s.normalization for s in subnets}) == 1
         network = torch.func.vmap(store.architecture, in_dims=(0, None if same else 0))
         singles = [self._prepared([column]) for column in group]
 
-        def together(raw: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        def together(raw: Tensor) -> list[Told]:
             raw = raw.to(store.device)
             seen = subnets[0].normalization(raw)
             if not same:
                 seen = torch.stack([s.normalization(raw) for s in subnets])
             try:
-                outputs = network(stacked, seen)
+                outputs = [network(stacked, turned(seen, k)) for k in _turns(subnets[0])]
             except RuntimeError:  # a layer that vmap does not know
                 return [single(raw)[0] for single in singles]
-            return [_divided(o, dims) for o, (_, dims) in zip(outputs, networks, strict=True)]
+            return [told_by(s, [o[i] for o in outputs]) for i, s in enumerate(subnets)]
 
         return together
 
 
 def _have(records: Sequence[Record], part: str) -> bool:
-    """Whether all records have a part, and speak of the same coordinates."""
-    if part != "inputs":
-        return all(part in r.weights for r in records)
-    return len({None if r.inputs is None else r.inputs.dims for r in records} - {None}) == 1 and (
-        all(r.inputs is not None for r in records)
-    )
+    """Whether all records have a part, and where it is a common one, in the same coordinates."""
+    found = [r.gaussians[part].dims if part in COMMON else 0 for r in records if part in r.weights]
+    return len(found) == len(records) and len(set(found)) == 1
 
 
-def _divided(outputs: Tensor, dims: int) -> tuple[Tensor, Tensor | None]:
-    """Outputs of a head with rows for features behind its own, apart."""
-    return (outputs[:, :-dims], outputs[:, -dims:]) if dims else (outputs, None)
+class Told(NamedTuple):
+    """What a task's network tells of a batch.
+
+    - `logits`: [n, classes]; where rotations were learned, the mean over those of an image.
+    - `features`: [n, dims], the head's projected inputs; of dimension 0 where nobody wants them.
+    - `rotation`: [n], how surely it tells how images are turned; None where none were learned.
+    """
+
+    logits: Tensor
+    features: Tensor
+    rotation: Tensor | None
 
 
-def raw_part(name: str, logits: Tensor) -> Tensor:
-    """What logits [n, classes] alone say: their energy, or less their entropy."""
+def told_by(subnet: Subnet, outputs: Sequence[Tensor]) -> Told:
+    """What a network tells by its outputs for a batch, or for each rotation of it."""
+    num = subnet.num_outputs
+    heads, features = [o[:, :num] for o in outputs], outputs[0][:, num:]
+    if not subnet.rotations:
+        return Told(heads[0], features, None)
+    return Told(joined(heads), features, rotation_evidence(heads))
+
+
+def _turns(subnet: Subnet) -> range:
+    """How often images are turned to the left before a task's network sees them, in order."""
+    return range(ROTATIONS if subnet.rotations else 1)
+
+
+def network_part(name: str, record: Record | None, told: Told) -> Tensor:
+    """A part of a task's score by its network [n], standardized by what the task keeps, if it does.
+
+    "entropy" is the negative one: more is surer, as with all others.
+    """
     if name == "energy":
-        return logits.logsumexp(1)
-    shares = logits.log_softmax(1)
-    return (shares.exp() * shares).sum(1)
+        values = told.logits.logsumexp(1)
+    elif name == "entropy":
+        shares = told.logits.log_softmax(1)
+        values = (shares.exp() * shares).sum(1)
+    elif name == "rotation":
+        assert told.rotation is not None
+        values = told.rotation
+    else:
+        assert name == "features" and record is not None
+        values = record.gaussians[name].log_density(told.features)
+    if record is None:
+        return values
+    mean, deviation = record.spreads[name]
+    return (values - mean) / deviation
 
 
-def projected(raw: Tensor, gaussian: Gaussian | None) -> Tensor:
-    """Raw inputs in the coordinates of a Gaussian over inputs, before whitening."""
-    assert gaussian is not None
-    flat = raw.flatten(1).float()
-    return flat @ projection(flat.shape[1], gaussian.dims).to(flat.device).T
+def common_points(store: SubnetStore, subnet: Subnet, part: str, raw: Tensor, dims: int) -> Tensor:
+    """Raw inputs in the coordinates of a common part, before whitening, on the store's device.
+
+    - `subnet`: the task whose normalization the base sees.
+    - `dims`: how many coordinates there are at most.
+    """
+    raw = raw.to(store.device)
+    if part == "inputs":
+        flat = raw.flatten(1).float()
+        return flat @ projection(flat.shape[1], dims).to(flat.device).T
+    return store.outputs(subnet, base_tensors(store, dims), raw)
+
+
+def base_tensors(store: SubnetStore, dims: int) -> dict[str, Tensor]:
+    """The tensors of the base, with a head that gives its projected inputs."""
+    values = {n: t.to(store.device) for n, t in store.base_values().items()}
+    shapes = {s.name: s.shape for s in store.architecture.task_params}
+    weight = next(n for n in store.architecture.output if n.endswith("weight"))
+    rows = projection(shapes[weight][1], dims).to(store.device)
+    empty = {n: rows.new_zeros(0, *shapes[n][1:]) for n in store.architecture.output}
+    constants = {n: t.to(store.device) for n, t in store.architecture.constants.items()}
+    return values | constants | with_rows(store.architecture, empty, rows)
 
 
 def with_features(
@@ -635,16 +725,20 @@ def has_features(architecture: Architecture) -> bool:
     return type(layer) is nn.Linear and names <= {"weight", "bias"} and "weight" in names
 
 
-def _chunks(given: Iterator[Tensor], subnets: Sequence[Subnet]) -> Iterator[list[Tensor]]:
-    """Batches of raw inputs, checked, some at a time."""
+def _chunks(
+    given: Iterator[Tensor], subnets: Sequence[Subnet], most_bytes: int | None
+) -> Iterator[list[Tensor]]:
+    """Batches of raw inputs, checked: all at once, or about so many bytes of them at a time."""
     chunk: list[Tensor] = []
+    size = 0
     for raw in given:
         for subnet in subnets:
             subnet.check_inputs(raw)
         chunk.append(raw)
-        if sum(r.numel() * r.element_size() for r in chunk) >= CHUNK_BYTES:
+        size += raw.numel() * raw.element_size()
+        if most_bytes is not None and size >= most_bytes:
             yield chunk
-            chunk = []
+            chunk, size = [], 0
     if chunk:
         yield chunk
 
@@ -665,7 +759,7 @@ def candidates(
     subnets = sorted((store.subnet(n) for n in names), key=lambda s: s.number)
     if not subnets:
         raise TaskError("there is no task to choose from; learn one, or name some in `among`.")
-    first, inputs = _first(inputs)
+    first, inputs = _first(inputs, _common_pixels(subnets))
     fitting = [s for s in subnets if _fits(s, first)]
     if not fitting:
         samples = sorted({str(s.sample.shape) for s in subnets if s.sample is not None})
@@ -677,12 +771,30 @@ def candidates(
     return fitting, inputs
 
 
-def _first(inputs: Any) -> tuple[Tensor, Any]:
+def _common_pixels(subnets: Sequence[Subnet]) -> Pixels:
+    """What makes a raw input of a picture of Pillow, where it may be of any of these tasks."""
+    recorded = {str(s.preprocessing): s for s in subnets if s.preprocessing is not None}
+    kinds = list(recorded.values()) or list(subnets)[:1]
+
+    def common(picture: Any) -> np.ndarray:
+        made, *others = (s.pixels(picture) for s in kinds)
+        if not all(np.array_equal(made, other) for other in others):
+            names = " and ".join(repr(s.name) for s in kinds[:2])
+            raise TaskError(
+                f"pictures become other inputs for task {names}, so none says which is meant; name "
+                "the task, or in `among` tasks that take pictures alike."
+            )
+        return made
+
+    return common
+
+
+def _first(inputs: Any, pixels: Pixels) -> tuple[Tensor, Any]:
     """Some first inputs, to see what they are, and inputs that still hold them."""
     if is_dataset(inputs):
-        return next(batches(inputs, 1), torch.zeros(0)), inputs
+        return next(batches(inputs, 1, pixels), torch.zeros(0)), inputs
     try:
-        raw = as_tensor(inputs)
+        raw = as_tensor(inputs, pixels)
     except TypeError as error:
         raise TaskError(f"arrays or tensors of numbers are needed: {error}") from error
     return raw[:256] if raw.ndim else raw, raw
@@ -803,20 +915,15 @@ def routing_of(store: SubnetStore, task: Task, settings: RoutingSettings) -> dic
     """
     subnet = store.subnet(task.name)
     raw = _some(task.valid, VALID_SAMPLES)
-    wanted = [p for p in settings.parts if p != "inputs" or not is_tokens(raw)]
-    if "features" in wanted and not has_features(store.architecture):
-        wanted.remove("features")
+    wanted = [p for p in PARTS if p in settings.parts and _can_have(store, subnet, p, raw)]
     if not wanted:
         return {}
-    gaussians = {
-        p: _gaussian(store, subnet, task, p, settings.dims) if p in wanted else None
-        for p in ("inputs", "features")
-    }
     record = Record(
-        {p: PARTS[p] for p in PARTS if p in wanted},
-        {p: (0.0, 1.0) for p in wanted if p != "inputs"},
-        inputs=gaussians["inputs"],
-        features=gaussians["features"],
+        {p: PARTS[p] for p in wanted},
+        {p: (0.0, 1.0) for p in wanted if p not in COMMON},
+        gaussians={
+            p: _gaussian(store, subnet, task, p, settings.dims) for p in wanted if p in DENSITIES
+        },
     ).rounded()
     own = _claims(store, [replace(subnet, routing=record.vectors())], raw)
     spreads = {p: _spread(own.parts[p]) for p in record.spreads}
@@ -831,6 +938,17 @@ def routing_of(store: SubnetStore, task: Task, settings: RoutingSettings) -> dic
     return replace(record, score=(mean, deviation, float(least))).vectors()
 
 
+def _can_have(store: SubnetStore, subnet: Subnet, part: str, raw: Tensor) -> bool:
+    """Whether a part is defined for a task with such inputs."""
+    if part == "rotation":
+        return bool(subnet.rotations)
+    if part == "inputs":
+        return not is_tokens(raw)
+    if part == "base" and (store.base is None or store.base.values is None):
+        return False
+    return part == "energy" or has_features(store.architecture)
+
+
 def _some(split: Split, count: int) -> Tensor:
     """At most so many raw inputs of a split, spread over the whole of it."""
     return split.inputs(_places(split, count))
@@ -841,24 +959,23 @@ def _places(split: Split, count: int) -> Tensor:
 
 
 def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: int) -> Gaussian:
-    """The Gaussian of a task's training inputs, or of its features."""
-    places = _places(task.train, FIT_SAMPLES)
-    labels = task.train.labels[places]
-    # Large images are read a few at a time, small ones all at once.
-    values = task.train.inputs(slice(0, 1)).numel()
-    pieces = (task.train.inputs(p) for p in places.split(max(BATCH, READ_AT_ONCE // values)))
-    if part == "inputs":
-        flat = (raw.flatten(1).float() for raw in pieces)
-        points = torch.cat([f @ projection(values, dims).T for f in flat])
-        return Gaussian.fit(points, torch.zeros_like(labels), 1)
-    wider, num = (
-        with_features(store.architecture, store.tensors(subnet.name), dims),
-        task.num_classes,
-    )
+    """The Gaussian of a task's training inputs, or of its features or the base's."""
+    places, num = _places(task.train, FIT_SAMPLES), task.num_classes
+    labels, points = task.train.labels[places], []
+    tensors = store.tensors(subnet.name)
+    if part == "features":
+        tensors = with_features(store.architecture, tensors, dims)
     with torch.no_grad(), arithmetic("float32", deterministic=True):
-        batches = (batch for raw in pieces for batch in raw.split(BATCH))
-        parts = [store.outputs(subnet, wider, batch)[:, num:].cpu() for batch in batches]
-    return Gaussian.fit(torch.cat(parts), labels, num)
+        for where in places.split(BATCH):
+            raw = task.train.inputs(where)
+            if part in COMMON:
+                points.append(common_points(store, subnet, part, raw, dims).cpu())
+            else:
+                outputs = store.outputs(subnet, tensors, raw)
+                points.append(told_by(subnet, [outputs]).features.cpu())
+    if part == "inputs":  # classes of inputs overlap: one mean is as good
+        labels, num = torch.zeros_like(labels), 1
+    return Gaussian.fit(torch.cat(points), labels, num)
 
 
 def _claims(store: SubnetStore, subnets: Sequence[Subnet], raw: Tensor) -> Claims:

@@ -1,10 +1,11 @@
-"""The ledger: what a model weighs, line by line, and the three views of its size.
+"""The ledger: what a model weighs, line by line, and the four views of its size.
 
 - **file**: bytes on disk over 4·|Θ|, the number that counts.
-- **paper**: codes + codebooks + masks (+ samples where kept) over 32·|Θ|, heads left out. The
-  paper's own formula counts prefix and bank bits per weight and masks uncoded; ours has no prefix,
-  because a weight's owner is the first task of the bank whose mask holds it.
+- **paper**: codes + codebooks + masks + task-specific parameters (+ samples where kept) over
+  32·|Θ|, heads left out, as in the paper, whose networks have no other such parameters.
 - **worked example**: the arithmetic of the paper's case study.
+- **printed**: the paper's CAP_t by its letter. It has one codebook per layer for all tasks, and one
+  bit of mask for each weight in use, whatever the number of tasks; so no file can be as small.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Ledger:
     - `tasks`: an entry per task, in the order of learning; `common`: the rest.
     - `num_weights`: the shared weights |Θ|.
     - `new_weights`, `bits`: per task, the weights it was the first to own and their width.
+    - `num_layers`: how many tensors of shared weights there are, |L|.
     - `raw_mask_bits`: what all masks take at one bit per block.
     - `samples_kept`: whether `memory` holds samples, which the paper counts, or statistics.
     - `masks_from`: "coded" where masks are counted by their bytes; models without masks say
@@ -57,6 +59,7 @@ class Ledger:
     raw_mask_bits: int
     samples_kept: bool
     masks_from: str = "entropy"
+    num_layers: int = 1
     file_bytes: int | None = None
 
     @property
@@ -66,10 +69,14 @@ class Ledger:
 
     @property
     def paper(self) -> float:
-        """The paper view: codes, codebooks, masks (and samples) over 32 bits per shared weight."""
+        """The paper view: all but heads, routing and metadata over 32 bits per shared weight.
+
+        Of task memory, samples count, as in the paper, and statistics do not.
+        """
         t = self.total
         samples = t.memory if self.samples_kept else 0
-        return (t.codes + t.codebooks + t.masks + samples) / (32 * self.num_weights)
+        counted = t.codes + t.codebooks + t.masks + t.task_params + samples
+        return counted / (32 * self.num_weights)
 
     @property
     def file(self) -> float | None:
@@ -81,6 +88,12 @@ class Ledger:
         """The case study's view over 32 bits per shared weight."""
         bits = worked_example_bits(list(zip(self.new_weights, self.bits, strict=True)))
         return bits / (32 * self.num_weights)
+
+    @property
+    def printed(self) -> float:
+        """The paper's CAP_t by its letter over 32 bits per shared weight."""
+        tasks = list(zip(self.new_weights, self.bits, strict=True))
+        return printed_bits(tasks, self.num_layers) / (32 * self.num_weights)
 
     def as_dict(self) -> dict[str, object]:
         """The ledger as plain data for `result.json`."""
@@ -96,6 +109,7 @@ class Ledger:
             "file": self.file,
             "file_bytes": self.file_bytes,
             "worked_example": self.worked_example,
+            "printed": self.printed,
         }
 
 
@@ -108,3 +122,18 @@ def worked_example_bits(tasks: Sequence[tuple[int, int]]) -> int:
     return sum(
         new * bits + (2**bits * (32 + bits) if bits < 32 else 0) for new, bits in tasks if new > 0
     )
+
+
+def printed_bits(tasks: Sequence[tuple[int, int]], num_layers: int) -> int:
+    """The paper's CAP_t: Σ_i (1 − Υ_i)·|θ_i|·b + |L|·2^b·(32 + b) + Σ_i (1 − Υ_i)·|M_i|.
+
+    Over (new weights, bit-width b) per task: together they are the weights in use. Where tasks
+    have different widths, each weight has its own and the codebooks the largest. 32 bits are no
+    codes and have no codebook.
+
+    >>> printed_bits([(8, 2)], 2)  # the first step of the case study
+    296
+    """
+    widths = [bits for new, bits in tasks if 0 < new and bits < 32]
+    codebooks = num_layers * 2 ** max(widths) * (32 + max(widths)) if widths else 0
+    return sum(new * bits for new, bits in tasks) + codebooks + sum(new for new, _ in tasks)

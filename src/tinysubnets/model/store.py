@@ -38,6 +38,7 @@ from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.checks import MAX_NAME, check_text, task_and_inputs
 from tinysubnets.tasks.divergence import divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.rotations import joined_logits
 from tinysubnets.tasks.sources import batches
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.precision import arithmetic
@@ -312,7 +313,8 @@ class SubnetStore:
         entries = self.entries() if task is None else self.chain(self.subnet(task))
         return any(s.reference == BASE or s.adds_to_base or s.from_base() for s in entries)
 
-    def _base_values(self) -> Mapping[str, Tensor]:
+    def base_values(self) -> Mapping[str, Tensor]:
+        """The values of the base, by name; an error where they are not at hand."""
         base = self.base
         if base is None:
             raise TaskError("the values of a base are needed, and the store has none.")
@@ -326,7 +328,7 @@ class SubnetStore:
 
     def base_weights(self) -> Tensor:
         """The shared weights of the base, flat."""
-        values = self._base_values()
+        values = self.base_values()
         return torch.cat([values[s.name].float().flatten() for s in self.layout.shared])
 
     def tensors(self, task: str) -> dict[str, Tensor]:
@@ -338,9 +340,9 @@ class SubnetStore:
                 return tensors
         tensors = self.architecture.split(self.weights(task)) | subnet.task_tensors()
         for name in subnet.from_base():
-            tensors[name] = self._base_values()[name]
+            tensors[name] = self.base_values()[name]
         if subnet.adds_to_base:
-            base = self._base_values()
+            base = self.base_values()
             tensors |= {n: base[n] + tensors[n] for n in subnet.task_params if n in base}
         tensors |= self.architecture.constants
         decoded = {n: t.to(self.device) for n, t in tensors.items()}
@@ -365,14 +367,26 @@ class SubnetStore:
         """Logits batch by batch; `check_scale` also refuses pixels that were scaled already."""
         task, tensors, parts = subnet.name, self.tensors(subnet.name), []
         try:
-            for raw in batches(inputs, batch_size):
+            for raw in batches(inputs, batch_size, subnet.pixels):
                 subnet.check_inputs(raw)
-                parts.append(self.outputs(subnet, tensors, raw).cpu())
+                parts.append(self.task_logits(subnet, tensors, raw).cpu())
                 if check_scale:
                     subnet.check_scale(raw)
         except TypeError as error:
             raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
         return torch.cat(parts) if parts else torch.empty(0, len(subnet.classes))
+
+    def task_logits(self, subnet: Subnet, tensors: Mapping[str, Tensor], raw: Tensor) -> Tensor:
+        """The logits of one batch of a task's raw inputs, on the store's device.
+
+        - `tensors`: all that the network needs, by name.
+        """
+        if not subnet.rotations:
+            return self.outputs(subnet, tensors, raw)
+        seen = subnet.normalization(raw.to(self.device))
+        return joined_logits(
+            lambda images: self.outputs(subnet, tensors, raw, images), seen, subnet.rotations
+        )
 
     def outputs(
         self,
@@ -384,7 +398,7 @@ class SubnetStore:
         """What the network gives for one batch of a task's raw inputs, on the store's device.
 
         - `tensors`: all that the network needs, by name.
-        - `seen`: the batch as the network sees it, where it was normalized already.
+        - `seen`: the batch as the network sees it, where it was normalized, or turned, already.
         """
         try:
             seen = subnet.normalization(raw.to(self.device)) if seen is None else seen
@@ -503,8 +517,15 @@ class SubnetStore:
           loader alone.
         """
         name, data = (task.name, task) if isinstance(task, Task) else (task, data)
-        classes = self.subnet(name).classes
-        return evaluate(lambda raw: self._answers(name, raw), name, classes, data, labels)
+        subnet = self.subnet(name)
+        return evaluate(
+            lambda raw: self._answers(name, raw),
+            name,
+            subnet.classes,
+            data,
+            labels,
+            subnet.pixels,
+        )
 
     def module(self, task: str) -> nn.Module:
         """A plain module for one task: raw inputs in, logits out, nothing of this package.
@@ -512,7 +533,8 @@ class SubnetStore:
         It is a `torch.fx.GraphModule` around the user's own network, with the normalization inside.
         """
         net = self.architecture.build({n: t.cpu() for n, t in self.tensors(task).items()})
-        normalization = self.subnet(task).normalization
+        subnet = self.subnet(task)
+        normalization = subnet.normalization
         root, graph = nn.Module(), torch.fx.Graph()
         root.add_module("network", net)
         node = graph.placeholder("inputs")
@@ -527,7 +549,10 @@ class SubnetStore:
             # Tokens of any integer type, or numbers that are left as they are.
             embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in net.modules())
             node = graph.call_method("long" if embeds else "float", (node,))
-        graph.output(graph.call_module("network", (node,)))
+        if subnet.rotations:
+            graph.output(_rotations(graph, node, subnet))
+        else:
+            graph.output(graph.call_module("network", (node,)))
         return torch.fx.GraphModule(root, graph).eval()
 
     def digest(self, task: str) -> str:
@@ -576,7 +601,7 @@ class SubnetStore:
         """Put the base's values into every file that is saved from now on, for use without it."""
         if self.base is None:
             raise TaskError("the model has no base that could be embedded.")
-        self._base_values()
+        self.base_values()
         self.base = replace(self.base, embedded=True)
 
     def reserve(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -636,6 +661,22 @@ class SubnetStore:
         return artifact.pull(
             repo, net, task=task, device=device, revision=revision, token=token, base=base
         )
+
+
+def _rotations(graph: torch.fx.Graph, images: torch.fx.Node, subnet: Subnet) -> torch.fx.Node:
+    """What `joined_logits` computes, as nodes of a graph that has the network in it."""
+    num, parts = len(subnet.classes), []
+    for k in range(subnet.rotations):
+        node = images
+        if k == 2:
+            node = graph.call_method("flip", (node, (-2, -1)))
+        elif k:
+            node = graph.call_method("flip", (node, (-1 if k == 1 else -2,)))
+            node = graph.call_method("transpose", (node, -2, -1))
+            node = graph.call_method("contiguous", (node,))
+        node = graph.call_module("network", (node,))
+        parts.append(graph.call_method("narrow", (node, 1, k * num, num)))
+    return graph.call_method("mean", (graph.call_function(torch.stack, (parts,)), 0))
 
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:

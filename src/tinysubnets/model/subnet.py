@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +15,16 @@ from tinysubnets.coding.bits import pack_mask, unpack_mask
 from tinysubnets.coding.grids import Grid, check_grid, grid_values, round_to_grid
 from tinysubnets.errors import TaskError
 from tinysubnets.nn.codebook import assign, fit, round_centroids
-from tinysubnets.tasks.checks import channels_first, check_numbers, layout_hint
+from tinysubnets.tasks.checks import (
+    channels_first,
+    check_numbers,
+    layout_hint,
+    picture_pixels,
+)
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.preprocessing import Preprocessing
+from tinysubnets.tasks.rotations import ROTATIONS
 from tinysubnets.tasks.task import Label
 
 
@@ -190,6 +198,8 @@ class Subnet:
     - `reference`: the number of an earlier subnet, or `BASE`: what the mask holds is added to the
       decoded weights of that one. None where the weights are what the mask holds, and 0 elsewhere.
     - `adds_to_base`: whether task-specific parameters that the base has too are added to its own.
+    - `rotations`: 0 where the head has an output per class. Else it has one per class and rotation
+      of an image, and a known task is answered by so many of them, 1 or 4; see `tasks.rotations`.
     """
 
     name: str
@@ -213,6 +223,7 @@ class Subnet:
     routing: Mapping[str, Tensor] = field(default_factory=dict)
     reference: int | None = None
     adds_to_base: bool = False
+    rotations: int = 0
 
     def __repr__(self) -> str:
         return (
@@ -227,9 +238,22 @@ class Subnet:
         return self.packed_mask.unpack()
 
     @property
+    def num_outputs(self) -> int:
+        """How many outputs the head has."""
+        return len(self.classes) * (ROTATIONS if self.rotations else 1)
+
+    @property
     def num_new(self) -> int:
         """How many weights this task has of its own."""
         return sum(len(c) for c in self.own)
+
+    def pixels(self, picture: Any) -> np.ndarray:
+        """A picture of Pillow as one raw input: preprocessed as recorded, else as it is."""
+        if self.preprocessing is None:
+            return picture_pixels(picture)
+        done = Preprocessing.from_dict(self.preprocessing).for_any_size().apply(picture)
+        fits = self.sample is not None and done.size == math.prod(self.sample.shape)
+        return done.reshape(self.sample.shape) if fits and self.sample is not None else done
 
     @property
     def adds_nothing(self) -> bool:

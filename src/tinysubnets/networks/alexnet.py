@@ -19,6 +19,8 @@ def alexnet(
     hidden: int = 2048,
     norm: str = "batch",
     dropout: float = 1.0,
+    bias: bool = True,
+    affine: bool = True,
 ) -> nn.Module:
     """An AlexNet-like network; on 3x32x32 images it has 6,499,328 shared weights.
 
@@ -27,14 +29,16 @@ def alexnet(
     - `hidden`: the width of the two fully connected layers.
     - `norm`: what follows each layer: "none", "batch" or "group" normalization.
     - `dropout`: scales the rates .2 .2 .5 .5 .5: 1 keeps them, 0.5 halves them, 0 turns them off.
+    - `bias`: whether layers without a normalization, and the head, have biases.
+    - `affine`: whether each normalization has a scale and a shift of its own.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     width, side = in_channels, image_size
     for number, (channels, kernel, rate) in enumerate(
         zip(_CHANNELS, _KERNELS, _RATES, strict=True), start=1
     ):
-        layers[f"conv{number}"] = nn.Conv2d(width, channels, kernel, bias=norm == "none")
-        layers[f"norm{number}"] = norm2d(norm, channels)
+        layers[f"conv{number}"] = nn.Conv2d(width, channels, kernel, bias=bias and norm == "none")
+        layers[f"norm{number}"] = norm2d(norm, channels, affine)
         layers[f"relu{number}"] = nn.ReLU()
         layers[f"drop{number}"] = drop(rate, dropout)
         layers[f"pool{number}"] = nn.MaxPool2d(2)
@@ -44,12 +48,12 @@ def alexnet(
     layers["flatten"] = nn.Flatten()
     width *= side * side
     for number in (1, 2):
-        layers[f"fc{number}"] = nn.Linear(width, hidden, bias=norm == "none")
-        layers[f"norm{number + 3}"] = norm1d(norm, hidden)
+        layers[f"fc{number}"] = nn.Linear(width, hidden, bias=bias and norm == "none")
+        layers[f"norm{number + 3}"] = norm1d(norm, hidden, affine)
         layers[f"relu{number + 3}"] = nn.ReLU()
         layers[f"drop{number + 3}"] = drop(0.5, dropout)
         width = hidden
-    layers["fc"] = nn.Linear(width, classes)
+    layers["fc"] = nn.Linear(width, classes, bias=bias)
     return nn.Sequential(layers)
 
 

@@ -15,24 +15,30 @@ def check_norm(norm: str) -> None:
         raise SettingError(unknown("norm", norm, NORMS))
 
 
-def norm2d(norm: str, channels: int) -> nn.Module:
-    """The normalization after a convolution; groups of about 16 channels for `group`."""
+def norm2d(norm: str, channels: int, affine: bool = True) -> nn.Module:
+    """The normalization after a convolution; groups of about 16 channels for `group`.
+
+    - `affine`: whether it has a scale and a shift of its own.
+    """
     check_norm(norm)
     if norm == "batch":
-        return nn.BatchNorm2d(channels)
+        return nn.BatchNorm2d(channels, affine=affine)
     if norm == "group":
         num_groups = max(g for g in range(1, channels // 16 + 2) if channels % g == 0)
-        return nn.GroupNorm(num_groups, channels)
+        return nn.GroupNorm(num_groups, channels, affine=affine)
     return nn.Identity()
 
 
-def norm1d(norm: str, features: int) -> nn.Module:
-    """The normalization after a linear layer; one group of all features for `group`."""
+def norm1d(norm: str, features: int, affine: bool = True) -> nn.Module:
+    """The normalization after a linear layer; one group of all features for `group`.
+
+    - `affine`: whether it has a scale and a shift of its own.
+    """
     check_norm(norm)
     if norm == "batch":
-        return nn.BatchNorm1d(features)
+        return nn.BatchNorm1d(features, affine=affine)
     if norm == "group":
-        return nn.LayerNorm(features)
+        return nn.LayerNorm(features, elementwise_affine=affine)
     return nn.Identity()
 
 

@@ -16,6 +16,8 @@ def mlp(
     hidden: Sequence[int] = (100, 100),
     norm: str = "none",
     dropout: float = 0.0,
+    bias: bool = True,
+    affine: bool = True,
 ) -> nn.Module:
     """A fully connected ReLU network on flattened inputs; 784-100-100 has 88,400 shared weights.
 
@@ -24,16 +26,18 @@ def mlp(
     - `hidden`: the width of each hidden layer.
     - `norm`: what follows each layer: "none", "batch" or "group" normalization.
     - `dropout`: the rate after every hidden layer.
+    - `bias`: whether layers without a normalization, and the head, have biases.
+    - `affine`: whether each normalization has a scale and a shift of its own.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     width = in_features
     for number, features in enumerate(hidden, start=1):
-        layers[f"fc{number}"] = nn.Linear(width, features, bias=norm == "none")
-        layers[f"norm{number}"] = norm1d(norm, features)
+        layers[f"fc{number}"] = nn.Linear(width, features, bias=bias and norm == "none")
+        layers[f"norm{number}"] = norm1d(norm, features, affine)
         layers[f"relu{number}"] = nn.ReLU()
         layers[f"drop{number}"] = drop(1.0, dropout)
         width = features
-    layers["fc"] = nn.Linear(width, classes)
+    layers["fc"] = nn.Linear(width, classes, bias=bias)
     return nn.Sequential(layers)
 
 

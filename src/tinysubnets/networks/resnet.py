@@ -15,20 +15,21 @@ _STEMS = ("3x3", "7x7")
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions around which the input is added back."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int, norm: str) -> None:
+    def __init__(
+        self, in_channels: int, channels: int, stride: int, norm: str, bias: bool, affine: bool
+    ) -> None:
         super().__init__()
-        bias = norm == "none"
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=bias)
-        self.norm1 = norm2d(norm, channels)
+        self.norm1 = norm2d(norm, channels, affine)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=bias)
-        self.norm2 = norm2d(norm, channels)
+        self.norm2 = norm2d(norm, channels, affine)
         self.relu = nn.ReLU()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != channels:
             self.shortcut = nn.Sequential(
                 OrderedDict(
                     conv=nn.Conv2d(in_channels, channels, 1, stride, bias=bias),
-                    norm=norm2d(norm, channels),
+                    norm=norm2d(norm, channels, affine),
                 )
             )
 
@@ -45,6 +46,9 @@ def resnet18(
     width: int = 20,
     stem: str = "3x3",
     norm: str = "batch",
+    bias: bool = True,
+    affine: bool = True,
+    pooled_size: int = 1,
 ) -> nn.Module:
     """ResNet-18 for images of any size.
 
@@ -56,17 +60,21 @@ def resnet18(
     - `width`: the channels of the first stage.
     - `stem`: the first layer: "3x3" for small images, "7x7" for large ones.
     - `norm`: what follows each layer: "none", "batch" or "group" normalization.
+    - `bias`: whether layers without a normalization, and the head, have biases.
+    - `affine`: whether each normalization has a scale and a shift of its own.
+    - `pooled_size`: the side of the maps that the last pooling leaves: the head sees its square of
+      numbers per channel.
     """
     if stem not in _STEMS:
         raise SettingError(unknown("stem", stem, _STEMS))
-    large, bias = stem == "7x7", norm == "none"
+    large, has_bias = stem == "7x7", bias and norm == "none"
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["conv"] = (
-        nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=bias)
+        nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=has_bias)
         if large
-        else nn.Conv2d(in_channels, width, 3, padding=1, bias=bias)
+        else nn.Conv2d(in_channels, width, 3, padding=1, bias=has_bias)
     )
-    layers["norm"] = norm2d(norm, width)
+    layers["norm"] = norm2d(norm, width, affine)
     layers["relu"] = nn.ReLU()
     if large:
         layers["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
@@ -74,13 +82,13 @@ def resnet18(
     for stage in range(4):
         wide = width * 2**stage
         layers[f"stage{stage + 1}"] = nn.Sequential(
-            BasicBlock(channels, wide, 1 if stage == 0 else 2, norm),
-            BasicBlock(wide, wide, 1, norm),
+            BasicBlock(channels, wide, 1 if stage == 0 else 2, norm, has_bias, affine),
+            BasicBlock(wide, wide, 1, norm, has_bias, affine),
         )
         channels = wide
-    layers["average"] = nn.AdaptiveAvgPool2d(1)
+    layers["average"] = nn.AdaptiveAvgPool2d(pooled_size)
     layers["flatten"] = nn.Flatten()
-    layers["fc"] = nn.Linear(channels, classes)
+    layers["fc"] = nn.Linear(channels * pooled_size**2, classes, bias=bias)
     return nn.Sequential(layers)
 
 

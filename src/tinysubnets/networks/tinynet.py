@@ -17,6 +17,8 @@ def tinynet(
     hidden: int = 640,
     norm: str = "batch",
     dropout: float = 0.0,
+    bias: bool = True,
+    affine: bool = True,
 ) -> nn.Module:
     """Four 3x3 convolutions of stride 2 and two layers; on 3x64x64 images 2,743,520 shared weights.
 
@@ -26,23 +28,25 @@ def tinynet(
     - `hidden`: the width of the two fully connected layers.
     - `norm`: what follows each layer: "none", "batch" or "group" normalization.
     - `dropout`: the rate after the two fully connected layers.
+    - `bias`: whether layers without a normalization, and the head, have biases.
+    - `affine`: whether each normalization has a scale and a shift of its own.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, side = in_channels, image_size
     for number in range(1, 5):
         layers[f"conv{number}"] = nn.Conv2d(
-            channels, width, 3, stride=2, padding=1, bias=norm == "none"
+            channels, width, 3, stride=2, padding=1, bias=bias and norm == "none"
         )
-        layers[f"norm{number}"] = norm2d(norm, width)
+        layers[f"norm{number}"] = norm2d(norm, width, affine)
         layers[f"relu{number}"] = nn.ReLU()
         channels, side = width, (side + 1) // 2
     layers["flatten"] = nn.Flatten()
     features = width * side * side
     for number in (1, 2):
-        layers[f"fc{number}"] = nn.Linear(features, hidden, bias=norm == "none")
-        layers[f"norm{number + 4}"] = norm1d(norm, hidden)
+        layers[f"fc{number}"] = nn.Linear(features, hidden, bias=bias and norm == "none")
+        layers[f"norm{number + 4}"] = norm1d(norm, hidden, affine)
         layers[f"relu{number + 4}"] = nn.ReLU()
         layers[f"drop{number}"] = drop(1.0, dropout)
         features = hidden
-    layers["fc"] = nn.Linear(features, classes)
+    layers["fc"] = nn.Linear(features, classes, bias=bias)
     return nn.Sequential(layers)

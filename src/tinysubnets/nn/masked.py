@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from tinysubnets.errors import ArchitectureError
 from tinysubnets.nn.architecture import Architecture, Mode
@@ -31,6 +32,8 @@ from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.topk import kernels_for, top_k_segments
 
+TINY = torch.finfo(torch.float32).tiny
+
 
 @dataclass(frozen=True)
 class Compression:
@@ -41,6 +44,9 @@ class Compression:
     - `share`: whether weights that earlier tasks own may be selected.
     - `scope`: a codebook per "layer" or one for the whole "task".
     - `layer_loss_weight`: the weight λ of the layer-wise loss; 0 leaves it out.
+    - `layer_loss`: its form, see `layer_losses`.
+    - `in_place`: whether own values are overwritten by centroids at every update of the codebooks,
+      and trained as floats in between; else they are rounded in every step.
     """
 
     keep: tuple[int, ...]
@@ -48,6 +54,8 @@ class Compression:
     share: bool = True
     scope: Literal["layer", "task"] = "layer"
     layer_loss_weight: float = 0.0
+    layer_loss: Literal["both", "commit"] = "both"
+    in_place: bool = False
 
 
 def codebook_segments(
@@ -209,11 +217,19 @@ class TaskModule(nn.Module):
         )
         self.codebooks_fitted = True
         self.update_lookup_table_()
+        if self.compression.in_place:
+            near = nearest_centroid(self.free, self.lookup, self.codebook_segments)
+            self.free.copy_(torch.where(own, near, self.free))
 
     @property
     def has_codebooks(self) -> bool:
         """Whether `update_codebooks_` does anything."""
         return self.compression.bits < 32
+
+    @property
+    def rounds_in_steps(self) -> bool:
+        """Whether every step sees free values rounded to centroids."""
+        return self.has_codebooks and not self.compression.in_place
 
     @property
     def can_capture_codebooks(self) -> bool:
@@ -242,8 +258,8 @@ class TaskModule(nn.Module):
 
     @torch.no_grad()
     def quantized(self) -> Tensor:
-        """Q(free) [N]: the nearest centroid of each free value."""
-        if self.compression.bits >= 32:
+        """Q(free) [N]: the nearest centroid of each free value; itself where it is not rounded."""
+        if not self.rounds_in_steps:
             return self.free.detach()
         return nearest_centroid(self.free, self.lookup, self.codebook_segments)
 
@@ -269,7 +285,7 @@ class TaskModule(nn.Module):
             return self._plain(mask)
         return kernels.FusedWeights.apply(
             self.free, self.scores, mask, self.owned_weights, self.bank_values,
-            self.lookup if self.has_codebooks else None, self.codebook_segments,
+            self.lookup if self.rounds_in_steps else None, self.codebook_segments,
         )  # fmt: skip
 
     @torch.no_grad()
@@ -323,8 +339,11 @@ class TaskModule(nn.Module):
         mask = self.mask()
         if self.compression.layer_loss_weight == 0:
             return functional.cross_entropy(self.logits(inputs, mask), labels, class_weights)
-        full = torch.where(self.owned_weights, self.bank_values, self.free).detach()
-        with layer_losses(self.architecture, self.architecture.split(full)) as losses:
+        full = torch.where(self.owned_weights, self.bank_values, self.free)
+        commits = self.compression.layer_loss == "commit"
+        if commits:  # never to what the task does not use
+            full = torch.where(self.layout.expand(mask), full, 0.0)
+        with layer_losses(self.architecture, self.architecture.split(full), commits) as losses:
             loss = functional.cross_entropy(self.logits(inputs, mask), labels, class_weights)
         return loss + self.compression.layer_loss_weight * sum(losses)
 
@@ -340,12 +359,20 @@ class TaskModule(nn.Module):
 
 
 @contextmanager
-def layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterator[list[Tensor]]:
+def layer_losses(
+    architecture: Architecture, full: dict[str, Tensor], commits: bool = False
+) -> Iterator[list[Tensor]]:
     """The layer-wise loss: how far compression moves the output of each layer.
 
     Inside, a forward pass of the network adds to the list, for each layer with shared weights, the
-    mean squared error to its output with `full` weights, by name. The full side gets the compressed
-    side's input and no gradient.
+    mean squared error between its output and that with `full` weights, by name. The full side gets
+    the compressed side's input.
+
+    - `commits`: False lets gradients through on both sides, as the paper does. True lets them
+      through to the full weights alone, over the mean square of the compressed output: free values
+      are drawn to what they are rounded to, and nothing else moves. (With gradients on the
+      compressed side alone the loss diverges: free values outside the mask, the target, never
+      move, and those inside run after it.)
     """
     losses: list[Tensor] = []
     inside = False  # a layer that is called for its full output calls layers, which do not count
@@ -368,12 +395,19 @@ def layer_losses(architecture: Architecture, full: dict[str, Tensor]) -> Iterato
                     "layer-wise loss needs again; use inplace=False there, or set "
                     "layer_loss_weight to 0."
                 )
-            inside = True
-            with torch.no_grad():
-                target = torch.func.functional_call(module, weights, args, kwargs)
-            inside = False
             # A copy: an activation that follows may overwrite the output in place.
-            losses.append(functional.mse_loss(_first(output).clone(), _first(target)))
+            compressed, used = _first(output).clone(), weights
+            if commits:
+                args, kwargs = tree_map(_detached, (args, kwargs))
+                own = {n: t.detach() for n, t in module.named_parameters() if n not in weights}
+                compressed, used = compressed.detach(), own | weights
+            inside = True
+            target = torch.func.functional_call(module, used, args, kwargs)
+            inside = False
+            loss = functional.mse_loss(compressed, _first(target))
+            if commits:
+                loss = loss / compressed.square().mean().clamp_min(TINY)
+            losses.append(loss)
 
         last = module.register_forward_hook(leave, with_kwargs=True)
         return [module.register_forward_pre_hook(enter), last]
@@ -392,6 +426,10 @@ def _versions(args: Any) -> list[int]:
     if torch.compiler.is_compiling():
         return []
     return [a._version for a in args if isinstance(a, Tensor)]
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _first(output: Any) -> Tensor:

@@ -141,10 +141,10 @@ def _entering(
 
 @torch.no_grad()
 def _accuracy(store: SubnetStore, task: str, tensors: dict[str, Tensor], split: Split) -> float:
-    normalize, right = store.subnet(task).normalization, 0
+    right = 0
     for where in torch.arange(len(split)).split(BATCH):
         raw = split.inputs(where).to(store.device)
-        logits = store.architecture(tensors, normalize(raw))
+        logits = store.task_logits(store.subnet(task), tensors, raw)
         right += int((logits.argmax(1).cpu() == split.labels[where]).sum())
     return right / len(split)
 

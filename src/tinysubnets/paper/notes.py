@@ -22,9 +22,10 @@ ACCURACY = (
 
 CAPACITY = (
     _MEAN,
-    "Paper view: codes + codebooks + masks (+ samples where kept) over 32·|Θ|, heads left "
-    "out. The paper's own formula puts prefix and bank bits into b and counts masks uncoded; "
-    "ours has no prefix and counts masks as coded.",
+    "Paper view: codes + codebooks + masks + task-specific parameters (+ samples where kept) over "
+    "32·|Θ|, heads left out, as in the paper, whose networks have no other such parameters.",
+    "Printed: the paper's CAP_t by its letter: one codebook per layer for all tasks, and one bit "
+    "of mask for each weight in use, whatever the number of tasks. No file can be as small.",
     "File: bytes of the saved model over 4·|Θ|, heads, normalization and metadata counted.",
     "* two banks without replay samples.",
 )

@@ -107,11 +107,13 @@ def capacity(runs: Sequence[Run]) -> Table:
                         paper.METHODS[method],
                         f"{values[scenario]:.2f}{star}",
                         show(group, lambda r: r.capacity("paper")),
+                        show(group, lambda r: r.capacity("printed")),
                         show(group, lambda r: r.capacity("file")),
                         recipe_of(group),
                     )
                 )
-    heads = ("scenario", "method", "paper", "ours, paper view", "ours, file", "recipe")
+    views = ("ours, paper view", "ours, printed", "ours, file")
+    heads = ("scenario", "method", "paper", *views, "recipe")
     title = "Table 1: capacity in % of the dense float32 weights"
     return Table("capacity", title, heads, tuple(rows), notes.CAPACITY)
 

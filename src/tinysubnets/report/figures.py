@@ -198,7 +198,10 @@ def _mistake(index: int, names: Sequence[str], counts: Sequence[Sequence[int]]) 
 
 
 def per_task(run: Run) -> Figure | None:
-    """Each task's accuracy as a dot above the bytes it added as a stacked column."""
+    """Each task's accuracy as a dot above the bytes it added, and the weights still free.
+
+    What is free is left out where no task has weights of a bank.
+    """
     accuracies = [a * 100 for a in run.matrix[-1] if a is not None]
     if len(accuracies) < len(run.matrix[-1]):
         return None
@@ -207,10 +210,12 @@ def per_task(run: Run) -> Figure | None:
     count, largest = len(accuracies), max(sum(p.values()) for p in parts) or 1.0
     unit, name = (1e6, "MB") if largest >= 1e6 else (1e3, "kB") if largest >= 1e3 else (1, "bytes")
     low, high = padded(accuracies, 0.25)
-    # Two charts, one above the other, over the same columns.
+    free = _free(run)
+    # Two charts or three, one above the other, over the same columns.
     above = Frame(46, 34, WIDTH - 6, 130, (0, count), (max(0.0, low), min(100.0, high + 0.01)))
     below = Frame(46, 178, WIDTH - 6, 306, (0, count), (0, largest * 1.05 / unit))
-    drawing = Drawing(WIDTH, 350, "accuracy and bytes per task")
+    lowest = Frame(46, 352, WIDTH - 6, 420, (0, count), (0, 100)) if free else below
+    drawing = Drawing(WIDTH, lowest.bottom + 44, "accuracy and bytes per task")
     above.draw_y(drawing, "accuracy at the end, %", 3)
     for i, value in enumerate(accuracies):
         note = f"{run.tasks[i]['name']}: {value:.2f} %"
@@ -226,14 +231,29 @@ def per_task(run: Run) -> Figure | None:
                 note = f"{run.tasks[i]['name']}, {kind}: {size_text(size)}"
                 drawing.rect(left, top, right - left, bottom - top - gap, kind, note=note)
             base += size
-    below.draw_x(drawing, [(i + 0.5, str(i + 1)) for i in task_numbers(count)], "task")
+    if free:
+        lowest.draw_y(drawing, "weights still free, %", 2)
+        for i, value in free.items():
+            note = f"{value:.1f} % of the bank free after {run.tasks[i]['name']}"
+            drawing.mark(lowest.x(i + 0.5), lowest.y(value), min(4.0, 90 / count), "ink", note=note)
+    lowest.draw_x(drawing, [(i + 0.5, str(i + 1)) for i in task_numbers(count)], "task")
     return Figure(
         "per-task",
         "Accuracy and bytes per task",
         drawing,
         "Above: accuracy at the end of the run. Below: the bytes each task added, in the "
-        "colors of the ledger. Later tasks reuse what earlier ones own.",
+        "colors of the ledger. Later tasks reuse what earlier ones own."
+        + (" Last: the share of its bank that no task owns after it." if free else ""),
     )
+
+
+def _free(run: Run) -> dict[int, float]:
+    """The share of its bank, in %, that is free after a task, for each that has one."""
+    return {
+        i: 100 * (1 - task["owned_after_pruning"])
+        for i, task in enumerate(run.tasks)
+        if task.get("owned_after_pruning") is not None and task.get("bank") not in (None, NO_BANK)
+    }
 
 
 def _bytes(entry: Mapping[str, float]) -> dict[str, float]:

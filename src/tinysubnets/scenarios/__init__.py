@@ -120,12 +120,18 @@ def build(
     """The scenario of that name.
 
     - `values`: settings of the scenario where they differ from its defaults.
-    - `seed`: of all that is drawn: permutations, the order of classes, validation data.
+    - `seed`: of all that is drawn: permutations, the order of classes, validation data; the
+      setting `seed` of the scenario goes before it.
     - `root`, `cache`: where data sets lie, and where decoded ones are kept.
     - `with_test`: without it no test data are read at all, and tasks have none.
     """
     module, _, attribute = entry(name).code.partition(":")
+    own = settings(name, values)
     made: Scenario = getattr(importlib.import_module(module), attribute)(
-        settings(name, values), seed=seed, root=root, cache=cache, with_test=with_test
+        own,
+        seed=seed if own.seed is None else own.seed,
+        root=root,
+        cache=cache,
+        with_test=with_test,
     )
     return made

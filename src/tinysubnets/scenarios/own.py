@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from tinysubnets import config
-from tinysubnets.datasets.images import fit
 from tinysubnets.datasets.loaders import TEST_FOLDERS, DecodedSet, has_test_arrays
 from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.scenarios.sets import load_set, make_task
@@ -63,10 +61,7 @@ class Own:
         channels, side = self.settings.channels, self.settings.image_size
         if part.inputs.ndim != 4 or (channels is None and side is None):
             return part
-        fitted = fit(
-            part.inputs, channels or part.inputs.shape[1], side or max(part.inputs.shape[2:])
-        )
-        return replace(part, inputs=fitted)
+        return part.fitted(channels, side)
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse tasks that one network cannot take, with the cure."""

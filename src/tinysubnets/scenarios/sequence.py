@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from tinysubnets.datasets.images import fit
 from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import SequenceSettings
@@ -41,6 +39,4 @@ class Sequence:
 
     def _fitted(self, index: int, split: str) -> DecodedSet:
         part = load_set(self.settings.datasets[index], split, self.root, self.cache)
-        return replace(
-            part, inputs=fit(part.inputs, self.settings.channels, self.settings.image_size)
-        )
+        return part.fitted(self.settings.channels, self.settings.image_size)

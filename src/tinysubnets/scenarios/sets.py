@@ -14,6 +14,7 @@ from tinysubnets.datasets.loaders import DecodedSet, load
 from tinysubnets.errors import TaskError
 from tinysubnets.scenarios.settings import DataSettings
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.preprocessing import Preprocessing
 from tinysubnets.tasks.task import Split, Task, fitted_normalization, stratified
 
 DIGITS_TEST_SHARE = 0.2
@@ -52,7 +53,10 @@ def digits(split: str) -> DecodedSet:
         mine = order[labels[order] == number]
         test[mine[: round(DIGITS_TEST_SHARE * len(mine))]] = True
     part = test if split == "test" else ~test
-    return DecodedSet(inputs[part], labels[part], tuple("0123456789"))
+    names = tuple("0123456789")
+    return DecodedSet(
+        inputs[part], labels[part], names, preprocessing=Preprocessing("L", *inputs.shape[2:])
+    )
 
 
 def make_task(
@@ -81,7 +85,15 @@ def make_task(
         )
         if len(tested) == 0:
             raise TaskError(f"task {name!r}: its test set has no sample of its classes.")
-    return Task(name, classes, learned, valid, tested, _normalization(name, learned))
+    return Task(
+        name,
+        classes,
+        learned,
+        valid,
+        tested,
+        _normalization(name, learned),
+        preprocessing=train.preprocessing,
+    )
 
 
 def _present(split: Split, classes: Sequence[str]) -> set[str]:

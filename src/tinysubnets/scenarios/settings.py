@@ -15,11 +15,14 @@ class DataSettings:
     - `valid`: the share of training data held back for validation.
     - `train_limit`, `test_limit`: at most so many samples of each task, evenly over its classes,
       for quick trials.
+    - `seed`: of what is drawn from the data: permutations, class orders, validation samples. By
+      default it is the run's seed; set apart, that one draws initial values and batches alone.
     """
 
     valid: float = 0.1
     train_limit: int | None = None
     test_limit: int | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         _require(0.0 < self.valid < 1.0, "valid", self.valid, "a share between 0 and 1")
@@ -30,14 +33,16 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class PermutedSettings(DataSettings):
-    """One data set, its pixels in another order for each task; the first task as it is.
+    """One data set, its pixels in another order for each task.
 
     - `dataset`: its name, see `tsn list`.
     - `num_tasks`: how many tasks there are.
+    - `permute_first`: whether the first task is permuted too, or has its images as they are.
     """
 
     dataset: str = "mnist"
     num_tasks: int = 10
+    permute_first: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,14 +56,16 @@ class SplitSettings(DataSettings):
     - `dataset`: its name, see `tsn list`.
     - `num_tasks`: how many tasks there are; "none" takes as many as the classes allow.
     - `classes_per_task`: how many classes each has.
-    - `class_order`: classes are drawn from the seed, or taken as the data set numbers them.
+    - `class_order`: classes are drawn from the seed, or taken as the data set numbers them; with
+      "superclasses" a task is one of the data set's own groups of classes, whatever
+      `classes_per_task` says, and the seed draws their order.
     - `image_size`: the side that images are resized to; "none" leaves them as they are.
     """
 
     dataset: str = "cifar100"
     num_tasks: int | None = None
     classes_per_task: int = 10
-    class_order: Literal["seeded", "natural"] = "seeded"
+    class_order: Literal["seeded", "natural", "superclasses"] = "seeded"
     image_size: int | None = None
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tinysubnets import __version__
-from tinysubnets.datasets.user_files import image_input
+from tinysubnets.datasets.user_files import image_form, image_input
 from tinysubnets.errors import DataError, SettingError, TaskError
 from tinysubnets.model.subnet import Subnet
 from tinysubnets.report import theme
@@ -355,7 +355,8 @@ def _task_of(served: Served, name: Any) -> Subnet:
 
 def _like(subnets: Sequence[Subnet], what: str) -> Subnet:
     """One of the tasks that an input may be of, which all take the same kind of inputs."""
-    kinds = {_inputs_of(s) and str(_inputs_of(s)): s for s in subnets}
+    # Pictures become inputs as each task has recorded.
+    kinds = {str((_inputs_of(s), what == "pictures" and image_form(s))): s for s in subnets}
     if len(kinds) != 1:
         problem = "no task takes" if not kinds else "tasks of different inputs could take"
         raise HTTPException(422, f"{problem} {what}; name the task.")
@@ -504,8 +505,6 @@ def _inputs_of(subnet: Subnet) -> tuple[str, list[int]] | None:
 
 
 def _takes_images(subnet: Subnet) -> bool:
-    from tinysubnets.datasets.user_files import image_form
-
     try:
         image_form(subnet)
     except DataError:

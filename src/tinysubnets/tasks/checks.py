@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from tinysubnets.errors import TaskError
+from tinysubnets.tasks.preprocessing import Preprocessing
 
 Label = int | str
+Pixels = Callable[[Any], np.ndarray]  # a picture of Pillow as (channels, height, width)
+GRAY_MODES = ("1", "L", "LA", "I", "I;16")  # of Pillow
 MAX_NAME = 500  # characters of a task's name
 MAX_LABEL = 1000  # characters of a class label
 MAX_LABELS_BYTES = 1 << 20  # of all labels of a task together
@@ -44,11 +47,12 @@ class DatasetInputs:
     """The inputs of a torch `Dataset`, fetched item by item.
 
     Items are (input, label) pairs, or with `labeled=False` also bare inputs; pictures of Pillow
-    become uint8 pixels.
+    become uint8 pixels, by the function `pixels` or as they are.
     """
 
-    def __init__(self, dataset: Any, *, labeled: bool = True) -> None:
+    def __init__(self, dataset: Any, *, labeled: bool = True, pixels: Pixels | None = None) -> None:
         self.dataset, self.labeled = dataset, labeled
+        self.pixels = pixels or picture_pixels
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -74,7 +78,7 @@ class DatasetInputs:
         elif isinstance(item, (tuple, list)) and item:
             item = item[0]
         if is_picture(item):
-            return torch.from_numpy(picture_pixels(item))
+            return torch.from_numpy(np.array(self.pixels(item)))
         try:
             return torch.as_tensor(item)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -102,7 +106,7 @@ def is_picture(value: Any) -> bool:
 
 def picture_pixels(picture: Any) -> np.ndarray:
     """A picture of Pillow as uint8 (channels, height, width): gray ones 1 channel, others 3."""
-    mode = "L" if picture.mode in ("1", "L", "LA", "I", "I;16") else "RGB"
+    mode = "L" if picture.mode in GRAY_MODES else "RGB"
     pixels = np.array(picture if picture.mode == mode else picture.convert(mode))
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -153,8 +157,25 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 80 else f"{shown[:80]}…"
 
 
-def as_array(values: Any) -> np.ndarray:
-    """Numbers or labels as a numpy array; what cannot be one without a loss is a TaskError."""
+def of_pictures(inputs: Any) -> Preprocessing | None:
+    """What was done to pictures of Pillow that are given as inputs; None where there are none."""
+    first = inputs
+    if isinstance(inputs, DatasetInputs) and len(inputs):
+        item = inputs.dataset[0]
+        first = item[0] if isinstance(item, (tuple, list)) and item else item
+    elif isinstance(inputs, (list, tuple)) and inputs:
+        first = inputs[0]
+    if not is_picture(first):
+        return None
+    return Preprocessing("L" if first.mode in GRAY_MODES else "RGB", first.height, first.width)
+
+
+def as_array(values: Any, pixels: Pixels | None = None) -> np.ndarray:
+    """Numbers or labels as a numpy array; what cannot be one without a loss is a TaskError.
+
+    - `pixels`: makes an array of a picture of Pillow; by default it is taken as it is.
+    """
+    pixels = pixels or picture_pixels
     if isinstance(values, Tensor):
         return _dense(values).detach().cpu().numpy()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
@@ -162,20 +183,20 @@ def as_array(values: Any) -> np.ndarray:
             "a masked array is given, whose masked entries have no values; fill or leave them out."
         )
     if is_picture(values):
-        return picture_pixels(values)[None]
+        return pixels(values)[None]
     if isinstance(values, (list, tuple)) and any(
         isinstance(v, (Tensor, np.ndarray)) or is_picture(v) for v in values
     ):
-        return _stacked(values)
+        return _stacked(values, pixels)
     try:
         return np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise TaskError(f"what is given is no array of equal rows: {error}") from None
 
 
-def _stacked(samples: Sequence[Any]) -> np.ndarray:
+def _stacked(samples: Sequence[Any], pixels: Pixels) -> np.ndarray:
     """A list of arrays, tensors or pictures as one array with a row for each."""
-    rows = [picture_pixels(v) if is_picture(v) else as_array(v) for v in samples]
+    rows = [pixels(v) if is_picture(v) else as_array(v) for v in samples]
     shapes = sorted({r.shape for r in rows}, key=str)
     if len(shapes) > 1:
         shown = ", ".join(map(str, shapes[:3])) + (", …" if len(shapes) > 3 else "")
@@ -196,11 +217,14 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def as_tensor(inputs: Any) -> Tensor:
-    """Inputs as a tensor; what torch cannot hold as it is (reversed, read-only, …) is copied."""
+def as_tensor(inputs: Any, pixels: Pixels | None = None) -> Tensor:
+    """Inputs as a tensor; what torch cannot hold as it is (reversed, read-only, …) is copied.
+
+    - `pixels`: makes an array of a picture of Pillow; by default it is taken as it is.
+    """
     if isinstance(inputs, Tensor):
         return _dense(inputs)
-    array = as_array(inputs)
+    array = as_array(inputs, pixels)
     if array.dtype.kind in "US":
         raise TaskError(
             "text is given where numbers are needed; images in files are read by "

@@ -21,12 +21,14 @@ from torch.utils.data import (
 )
 
 from tinysubnets.errors import TaskError
-from tinysubnets.tasks.checks import DatasetInputs, as_array, as_tensor, item_of_pair
+from tinysubnets.tasks.checks import DatasetInputs, Pixels, as_array, as_tensor, item_of_pair
 
 Names = Sequence[str] | None  # of classes, by number
 
 
-def labeled(data: Any, names: Names = None, *, own_names: bool = True) -> tuple[Any, Any]:
+def labeled(
+    data: Any, names: Names = None, *, own_names: bool = True, pixels: Pixels | None = None
+) -> tuple[Any, Any]:
     """Inputs and labels of a data set or loader; items of a data set stay where they are.
 
     A loader stands for its data set, in whatever batches and order it gives them. Where it draws
@@ -35,6 +37,7 @@ def labeled(data: Any, names: Names = None, *, own_names: bool = True) -> tuple[
 
     - `names`: what classes are called by number.
     - `own_names`: whether names that the data set brings itself come first.
+    - `pixels`: makes an array of a picture of Pillow; by default it is taken as it is.
     """
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if own_names:
@@ -44,8 +47,9 @@ def labeled(data: Any, names: Names = None, *, own_names: bool = True) -> tuple[
     if isinstance(dataset, IterableDataset):
         items = [item_of_pair(item) for item in dataset]
         inputs, labels = ([pair[i] for pair in items] for i in (0, 1))
-        return as_tensor(inputs), with_names(_plain(labels), names)
-    return DatasetInputs(dataset), with_names(dataset_labels(dataset), names)
+        return as_tensor(inputs, pixels), with_names(_plain(labels), names)
+    labels = with_names(dataset_labels(dataset), names)
+    return DatasetInputs(dataset, pixels=pixels), labels
 
 
 def _gives_all(loader: DataLoader) -> bool:
@@ -150,11 +154,13 @@ def is_dataset(data: Any) -> bool:
     return isinstance(data, (Dataset, DataLoader))
 
 
-def batches(inputs: Any, size: int) -> Iterator[Tensor]:
+def batches(inputs: Any, size: int, pixels: Pixels | None = None) -> Iterator[Tensor]:
     """Raw inputs in batches of at most so many samples, in their own order.
 
     They are an array, a tensor, pictures of Pillow, a data set of inputs or of (input, label)
     pairs, or a loader in batches of its own.
+
+    - `pixels`: makes an array of a picture of Pillow; by default it is taken as it is.
     """
     if isinstance(inputs, DataLoader):
         if isinstance(inputs.sampler, RandomSampler):
@@ -163,16 +169,16 @@ def batches(inputs: Any, size: int) -> Iterator[Tensor]:
                 "DataLoader(…, shuffle=False)."
             )
         for batch in inputs:
-            yield as_tensor(batch[0] if isinstance(batch, (tuple, list)) else batch)
+            yield as_tensor(batch[0] if isinstance(batch, (tuple, list)) else batch, pixels)
     elif isinstance(inputs, IterableDataset):
         bare = [item[0] if isinstance(item, (tuple, list)) else item for item in inputs]
-        yield from as_tensor(bare).split(size)
+        yield from as_tensor(bare, pixels).split(size)
     elif isinstance(inputs, Dataset):
-        items = DatasetInputs(inputs, labeled=False)
+        items = DatasetInputs(inputs, labeled=False, pixels=pixels)
         for start in range(0, len(items), size):
             yield items[start : start + size]
     else:
-        raw = as_tensor(inputs)
+        raw = as_tensor(inputs, pixels)
         if raw.ndim == 0:
             raise TaskError("one number is given; (samples, features…) are needed.")
         yield from raw.split(size)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,10 +34,12 @@ from tinysubnets.tasks.checks import (
     check_text,
     checked_inputs,
     is_tokens,
+    of_pictures,
     remapped_labels,
     stratified,
 )
 from tinysubnets.tasks.normalization import Normalization
+from tinysubnets.tasks.preprocessing import Preprocessing
 from tinysubnets.tasks.sources import class_names, is_dataset, labeled
 
 # Fewer validation samples than this cannot tell which epoch is best, nor what a weight is worth.
@@ -82,7 +84,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """One task to learn: its name, classes, training and validation data, and test data if any."""
+    """One task to learn: its name, classes, training and validation data, and test data if any.
+
+    `preprocessing` says how pictures became its raw inputs, where they did; it is recorded with the
+    model, and done to pictures that are predicted.
+    """
 
     name: str
     classes: tuple[Label, ...]
@@ -91,6 +97,7 @@ class Task:
     test: Split | None = None
     normalization: Normalization = field(default_factory=Normalization, repr=False)
     class_weights: tuple[float, ...] | None = None
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         check_text(self.name, "a task's name", MAX_NAME, controls=False)
@@ -130,9 +137,10 @@ class Task:
         check_text(name, "a task's name", MAX_NAME, controls=False)
         source = checked_inputs(name, inputs)
         numbers, classes = remapped_labels(name, labels, len(source))
-        return _assemble(
+        task = _assemble(
             cls, name, (source, numbers, classes), valid, test, seed, normalization, class_weights
         )
+        return replace(task, preprocessing=of_pictures(inputs))
 
     @classmethod
     def from_datasets(
@@ -174,7 +182,8 @@ class Task:
         numbers, found = remapped_labels(name, labels, len(source))
         valid, test = (v if _is_plain(v) else read(v) for v in (valid, test))
         data = (source, numbers, found)
-        return _assemble(cls, name, data, valid, test, seed, normalization, class_weights)
+        task = _assemble(cls, name, data, valid, test, seed, normalization, class_weights)
+        return replace(task, preprocessing=of_pictures(inputs))
 
     @classmethod
     def from_folder(
@@ -203,10 +212,8 @@ class Task:
         """
         from tinysubnets.datasets.user_files import read_folder
 
-        parts = {
-            part: (found.inputs, found.labels)
-            for part, found in read_folder(os.fspath(folder), size, mode).items()
-        }
+        read = read_folder(os.fspath(folder), size, mode)
+        parts = {part: (found.inputs, found.labels) for part, found in read.items()}
         task = cls.from_arrays(
             name,
             *parts["train"],
@@ -220,7 +227,7 @@ class Task:
             cure = f'TinySubNets(…, kept_epoch="auto", min_valid={FEW_VALID})'
             text = f"{few}. Keep the last epoch and leave post-pruning out: {cure}."
             warnings.warn(text, FewSamplesWarning, stacklevel=2)
-        return task
+        return replace(task, preprocessing=read["train"].preprocessing)
 
 
 def few_samples(task: Task) -> str:
