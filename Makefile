@@ -17,7 +17,7 @@ SET_UP = $(PYTHON) scripts/set_up.py --venv $(VENV) --torch "$(TORCH)"
 # Tests start many processes, which find everything compiled.
 COMPILED := PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test quick check bench fuzz docs clean
+.PHONY: demo test quick check bench results fuzz docs clean
 
 demo: $(VENV)/.core
 	$(BIN)/tsn demo
@@ -30,11 +30,14 @@ quick: $(VENV)/.dev
 	$(COMPILED) $(BIN)/pytest -m "not slow"
 
 check: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts examples
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks --out benchmarks/results
+
+results: $(VENV)/.dev
+	$(BIN)/python scripts/make_results.py
 
 SECONDS ?= 60
 SEED ?= 0

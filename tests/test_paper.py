@@ -10,8 +10,10 @@ import pytest
 from tiny_runs import make_run
 from tinysubnets import paper
 from tinysubnets.errors import SettingError
+from tinysubnets.experiments import published
 from tinysubnets.experiments.results import read_run
-from tinysubnets.paper import numbers
+from tinysubnets.paper import measured_tables, numbers
+from tinysubnets.paper.measures import Measured
 from tinysubnets.paper.render import FORMATS, NOT_RUN, Table, render
 
 
@@ -41,9 +43,51 @@ def test_the_list_names_every_table_and_figure() -> None:
 
 @pytest.mark.parametrize("name", list(paper.ENTRIES))
 @pytest.mark.parametrize("form", FORMATS)
-def test_without_runs_everything_is_not_run(name: str, form: str) -> None:
+def test_without_runs_everything_is_not_run(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "results_folder", lambda: None)
     text = paper.show(name, form=form)
-    assert (NOT_RUN in text) == (name != "case-study")
+    if name in ("imagenet100", "matrix-imagenet100"):
+        assert "no data: ImageNet-100" in text and NOT_RUN not in text
+    else:
+        assert (NOT_RUN in text) == (name != "case-study")
+
+
+def test_published_runs_are_shown_by_default(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (0, 1):
+        result = read_run(runs / f"seed-{seed}").result
+        for table in ("main-mnist", "grid-mnist"):  # of runs that are cut short none is shown
+            published.publish(result, tmp_path / table / f"ours-s{seed}.json", "abc")
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+    by_default = row_of(paper.table("accuracy"), "p-MNIST", "TSN-wr")
+    assert by_default == row_of(paper.table("accuracy", [runs]), "p-MNIST", "TSN-wr")
+    capacity = row_of(paper.table("capacity"), "p-MNIST", "TSN-wr")
+    assert capacity == row_of(paper.table("capacity", [runs]), "p-MNIST", "TSN-wr")
+
+
+def test_what_was_measured_on_a_model_is_published_without_it(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_as_digits(runs, monkeypatch)
+    measured = Measured(read_run(runs / "seed-0"))
+    kept = json.loads(json.dumps(measured.as_published((4, 8))))
+    assert measured.tasks is not None
+    monkeypatch.setattr(Measured, "tasks", None)  # nothing can be measured anew
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+    for measured_on_model in (kept, None):
+        result = read_run(runs / "seed-0").result | {"measured_on_model": measured_on_model}
+        published.publish(result, tmp_path / "paper-permuted-mnist" / "tsn-wr-s0.json", "abc")
+        operations = row_of(paper.table("operations"), "p-MNIST", "8 bit + p, TSN-wr")
+        fixed = row_of(paper.table("fixed-point"), "p-MNIST", "8 bit, TSN-wr")
+        if measured_on_model is None:
+            assert operations[3] == fixed[3] == measured_tables.NO_DATA
+        else:
+            macs = sum(c.effective_macs for c in measured.operations()) / 3
+            assert float(operations[4]) == pytest.approx(64 * macs / 1e6, abs=0.006)
+            assert fixed[3] == f"{100 * measured.fixed_point(8):.2f} (1)"
 
 
 def test_the_numbers_of_the_paper() -> None:

@@ -26,11 +26,16 @@ def add_parsers(subparsers: Any) -> None:
         "paper",
         help="the paper's tables and figures, with ours beside them",
         description="Without NAME: list the tables and figures of the paper. With NAME: print it "
-        'with the values of your runs beside the paper\'s; "all" prints every one.',
+        "with the values of the published runs, or of your own, beside the paper's; all prints "
+        "every one.",
     )
     paper.add_argument("name", nargs="?", metavar="NAME", help="a table or figure, or all")
     paper.add_argument(
-        "--runs", nargs="+", default=[], metavar="DIR", help="run folders, or folders of runs"
+        "--runs",
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="run folders, or folders of runs (default: the published runs)",
     )
     paper.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
     paper.add_argument(

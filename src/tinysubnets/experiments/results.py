@@ -321,8 +321,6 @@ class Run:
 
 def read_run(folder: str | Path) -> Run:
     """The run in a folder, or an error that says what is missing."""
-    from tinysubnets.experiments.results import FORMAT
-
     folder = Path(folder)
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -330,17 +328,22 @@ def read_run(folder: str | Path) -> Run:
         raise RunError(f"{folder} holds no {RESULT}: it is no finished run.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder / RESULT} cannot be read: {error}.") from error
+    return checked_run(folder, folder / RESULT, result)
+
+
+def checked_run(folder: Path, path: Path, result: Any) -> Run:
+    """The run of that folder whose result was read from a file, or an error about the file."""
     if isinstance(result, dict) and result.get("format", FORMAT) != FORMAT:
         raise RunError(
-            f"{folder / RESULT} is of format {result['format']}, written by tinysubnets "
+            f"{path} is of format {result['format']}, written by tinysubnets "
             f"{result.get('library', 'of an unknown version')}; this version reads format "
             f"{FORMAT}. Look at it with that version."
         )
     needed = ("scenario", "method", "seed", "accuracy_matrix", "metrics", "tasks")
     missing = [k for k in needed if not isinstance(result, dict) or k not in result]
     if missing:
-        raise RunError(f"{folder / RESULT} is no result of this package: it lacks {missing}.")
-    _check_kinds(folder / RESULT, result)
+        raise RunError(f"{path} is no result of this package: it lacks {missing}.")
+    _check_kinds(path, result)
     return Run(folder, result)
 
 

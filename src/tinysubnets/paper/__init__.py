@@ -7,6 +7,7 @@ print(show("accuracy", ["runs/compare"], form="markdown"))
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from tinysubnets.errors import SettingError, unknown
 from tinysubnets.experiments.tables import text_table
 
 if TYPE_CHECKING:
+    from tinysubnets.experiments.results import Run
     from tinysubnets.paper.render import Table
 
 __all__ = ["ENTRIES", "listing", "show", "table"]
@@ -56,15 +58,37 @@ def table(
 ) -> Table:
     """A table or figure of the paper with the values of the runs in or below the folders.
 
-    `data` is the local folder of data sets, for what is measured anew on saved models; `out` a
-    folder for pictures.
+    Without folders they are the published ones, see `experiments.published`. `data` is the local
+    folder of data sets, for what is measured anew on saved models; `out` a folder for pictures.
     """
     if name not in ENTRIES:
         raise SettingError(unknown("table or figure", name, ENTRIES))
+    from tinysubnets.experiments.published import final_runs, results_folder
     from tinysubnets.experiments.results import find_runs
+
+    folder = None if run_dirs else results_folder()
+    runs = find_runs(run_dirs) if folder is None else final_runs(folder)
+    return _without_data(_filled(name, runs, data, out))
+
+
+def _without_data(found: Table) -> Table:
+    """The table with cells of scenarios whose data nobody here has marked as such."""
+    from tinysubnets.paper.numbers import NO_DATA, SCENARIOS
+    from tinysubnets.paper.render import NOT_RUN
+
+    def marked(row: tuple[str, ...]) -> tuple[str, ...]:
+        for scenario, missing in NO_DATA.items():
+            if row[0] == SCENARIOS[scenario] or found.name in (scenario, f"matrix-{scenario}"):
+                return tuple(f"no data: {missing}" if c == NOT_RUN else c for c in row)
+        return row
+
+    return replace(found, rows=tuple(marked(row) for row in found.rows))
+
+
+def _filled(name: str, runs: list[Run], data: str | None, out: str | Path | None) -> Table:
+    """The table or figure of that name with the values of the runs."""
     from tinysubnets.paper import measured_tables, tables
 
-    runs = find_runs(run_dirs)
     if name.startswith("matrix-"):
         scenario = name.removeprefix("matrix-")
         return measured_tables.matrix(runs, scenario, ENTRIES[name][0], out)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinysubnets import scenarios
 from tinysubnets.errors import TinySubNetsError
@@ -44,10 +45,33 @@ class Measured:
         except TinySubNetsError:
             return None
 
+    @property
+    def published(self) -> dict[str, Any]:
+        """What was measured on the model of a published run, which is not kept itself."""
+        return dict(self.run.result.get("measured_on_model") or {})
+
+    def as_published(self, widths: Sequence[int]) -> dict[str, Any]:
+        """All that is measured here as plain data, for a file without its model.
+
+        - `widths`: of activations and weights in fixed point, in bits.
+        """
+        costs = self.operations()
+        products = None
+        if costs is not None:
+            products = [[[p.layer, p.kind, p.macs, p.density] for p in c.products] for c in costs]
+        return {
+            "operations": products,
+            "uncounted": sorted({name for c in costs or () for name in c.uncounted}),
+            "fixed_point": {str(bits): self.fixed_point(bits) for bits in widths},
+        }
+
     def operations(self) -> list[Operations] | None:
         """What one sample of each task costs; None without model or data."""
-        from tinysubnets.paper.operations import task_operations
+        from tinysubnets.paper.operations import Operations, Product, task_operations
 
+        if (kept := self.published.get("operations")) is not None:
+            uncounted = tuple(self.published.get("uncounted") or ())
+            return [Operations(tuple(Product(*p) for p in task), uncounted) for task in kept]
         store, tasks = self.store, self.tasks
         if store is None or tasks is None:
             return None
@@ -58,6 +82,9 @@ class Measured:
         """The mean accuracy over tasks with activations and weights of so many bits."""
         from tinysubnets.paper.fixed_point import BATCHNORM_SAMPLES, fixed_point_accuracy
 
+        kept = (self.published.get("fixed_point") or {}).get(str(bits))
+        if kept is not None:
+            return float(kept)
         store, tasks = self.store, self.tasks
         if store is None or tasks is None:
             return None

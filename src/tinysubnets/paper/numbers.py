@@ -14,6 +14,9 @@ SCENARIOS: dict[str, str] = {
 }
 """Scenarios by our name, with the paper's."""
 
+NO_DATA = {"imagenet100": "ImageNet-100"}
+"""Scenarios without published runs because their data set was not at hand."""
+
 METHODS: dict[str, str] = {
     "naive": "Naive",
     "cwr-star": "CWRStar",

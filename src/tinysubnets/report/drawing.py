@@ -120,7 +120,11 @@ class Drawing:
         return "\n".join((f"<svg {size} {style} {label}>", *self._shapes, "</svg>"))
 
     def save(self, path: str | Path) -> None:
-        """Write the drawing as a file of its own, which follows the reader's theme as well.
+        """Write the drawing as a file of its own, which follows the reader's theme as well."""
+        atomic_write(Path(path), self.file_text().encode("utf-8", "replace"))
+
+    def file_text(self) -> str:
+        """The drawing as a file of its own.
 
         Colors are written out in light, for viewers and converters that know no CSS variables;
         where the reader wants it dark, a style sheet overrules them.
@@ -138,13 +142,12 @@ class Drawing:
         body = "\n".join((ground, *self._shapes))
         body = re.sub(r'\b(fill|stroke)="var\(--([\w-]+)\)"', written_out, body)
         dark = " ".join(f"[data-{k}={n}] {{ {k}: {DARK[n]} }}" for k, n in sorted(used))
-        text = (
+        return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
             f'viewBox="{edge} {edge} {_number(width)} {_number(height)}" '
             f'font-family="system-ui, sans-serif">\n<title>{escape(self.title)}</title>\n'
             f"<style>@media (prefers-color-scheme: dark) {{ {dark} }}</style>\n{body}\n</svg>\n"
         )
-        atomic_write(Path(path), text.encode("utf-8", "replace"))
 
 
 def text_width(text: str, size: float = SMALL) -> float:

@@ -1,0 +1,355 @@
+"""The runs behind the published tables, as lists of jobs in the order in which they are worth most.
+
+Recipes are chosen on validation data with development seeds (100 and up; lists named `choose-…`)
+and measured once on test seeds 0 to 4. Seconds are estimates for one run with twelve at once on an
+H200, or for one CPU core where a list is meant for cores; `run.py LIST --dry-run` adds them up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+CHOSEN = Path(__file__).parent / "chosen.json"
+TEST_SEEDS = (0, 1, 2, 3, 4)
+DEVELOPMENT_SEED = 100
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what is published as `results/<table>/<name>.json`.
+
+    - `settings`: assignments `key=value` over the recipe.
+    - `seconds`: how long it takes, estimated.
+    """
+
+    table: str
+    name: str
+    recipe: str
+    method: str
+    seed: int
+    settings: tuple[str, ...] = ()
+    seconds: int = 60
+
+    @property
+    def key(self) -> str:
+        """Its place among the results."""
+        return f"{self.table}/{self.name}"
+
+    @property
+    def measures_model(self) -> bool:
+        """Whether operations, fixed point and latency are measured on its model before it goes."""
+        tables = ("paper-permuted-mnist", "paper-split-cifar100")
+        first = self.seed == 0 and self.table.startswith("equal-kilobytes")
+        return self.method.startswith("tsn") and (self.table in tables or first)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for a process of its own."""
+        return asdict(self)
+
+
+def _seeds(
+    table: str, label: str, recipe: str, method: str, seeds: tuple[int, ...],
+    settings: tuple[str, ...] = (), seconds: int = 60,
+) -> Iterator[Job]:  # fmt: skip
+    for seed in seeds:
+        yield Job(table, f"{label}-s{seed}", recipe, method, seed, settings, seconds)
+
+
+# 1. Equal kilobytes: ours and separate small networks on one axis, on test seeds, with transfer.
+
+_SMALL = "best/split-cifar100"
+_MLP = "best/permuted-mnist"
+
+
+def equal_kilobytes() -> Iterator[Job]:
+    """The frontier on test seeds; `…-alone` is every task by the same recipe without the others."""
+    table = "equal-kilobytes-cifar100"
+    for width, density in ((16, 0.02), (8, 0.05), (16, 0.05), (24, 0.02)):
+        label, own = (
+            f"tsn-w{width}-d{density:g}",
+            (f"network.width={width}", f"tsn.density={density}"),
+        )
+        yield from _seeds(table, label, _SMALL, "tsn", TEST_SEEDS, own, 110)
+    alone = ("tsn.reference=none",)
+    yield from _seeds(table, "tsn-w16-alone", _SMALL, "tsn", TEST_SEEDS, alone, 110)
+    for width, density, bits in (
+        (8, 1.0, 2),
+        (8, 0.25, 2),
+        (16, 0.15, 1),
+        (16, 0.3, 2),
+        (16, 1.0, 4),
+    ):
+        own = (f"network.width={width}", f"separate.density={density}", f"separate.bits={bits}")
+        own += ("separate.scale=he",)
+        label = f"separate-w{width}-d{density:g}-b{bits}"
+        yield from _seeds(table, label, _SMALL, "separate", TEST_SEEDS, own, 110)
+    paper_network = "best/split-cifar100-paper-network"
+    yield from _seeds(table, "tsn-alexnet", paper_network, "tsn-wr", TEST_SEEDS, (), 330)
+    isolated = ("tsn.isolated=true",)
+    yield from _seeds(
+        table, "tsn-alexnet-alone", paper_network, "tsn-wr", TEST_SEEDS[:1], isolated, 330
+    )
+    table = "equal-kilobytes-mnist"
+    yield from _seeds(table, "tsn-wr", _MLP, "tsn-wr", TEST_SEEDS, (), 40)
+    yield from _seeds(table, "tsn-wr-alone", _MLP, "tsn-wr", TEST_SEEDS, isolated, 40)
+    for width, density in ((48, 1.0), (24, 1.0), (100, 0.05), (100, 0.1)):
+        own = (
+            f"network.hidden=[{width}, {width}]",
+            f"separate.density={density}",
+            "separate.bits=4",
+        )
+        yield from _seeds(
+            table, f"separate-w{width}-d{density:g}", _MLP, "separate", TEST_SEEDS, own, 40
+        )
+
+
+# 2. The paper's own protocol.
+
+_TF32 = ("training.precision=tf32",)
+
+
+def paper() -> Iterator[Job]:
+    """`paper/*` on permuted MNIST and split CIFAR-100: three seeds, without post-pruning one."""
+    for scenario, seconds in (("permuted-mnist", 240), ("split-cifar100", 420)):
+        recipe = f"paper/{scenario}"
+        for method in ("tsn-wr", "tsn"):
+            yield from _seeds(
+                f"paper-{scenario}", method, recipe, method, (0, 1, 2), _TF32, seconds
+            )
+        yield from _seeds(
+            f"paper-{scenario}", "tsn-wr-wpp", recipe, "tsn-wr-wpp", (0,), _TF32, seconds
+        )
+        for label, change in (
+            ("tsn-wr-no-layer-loss", "tsn.layer_loss_weight=0"),
+            ("tsn-wr-commit", "tsn.layer_loss=commit"),
+        ):
+            yield from _seeds(
+                f"paper-{scenario}", label, recipe, "tsn-wr", (0,), (*_TF32, change), seconds
+            )
+
+
+def paper_large() -> Iterator[Job]:
+    """TSN-wr by the paper's recipe on five data sets and the whole of Tiny-ImageNet, one seed."""
+    names = ("mnist", "emnist-letters", "fashion-mnist", "cifar10-small", "notmnist-small")
+    five = f"data.datasets={json.dumps(names)}"
+    yield Job(
+        "paper-five-datasets",
+        "tsn-wr-stand-ins-s0",
+        "paper/five-datasets",
+        "tsn-wr",
+        0,
+        (*_TF32, five),
+        900,
+    )
+    yield Job("paper-tiny-imagenet", "tsn-wr-s0", "paper/tiny-imagenet", "tsn-wr", 0, _TF32, 1500)
+
+
+# 3. The main table: every method at its best.
+
+_CIFAR = "best/split-cifar100-paper-network"
+_CIFAR_SET = ("training.epochs=20", "network.dropout=1.0", "training.lr=3e-3")
+_MNIST_SET = ("training.epochs=10",)
+_RATES = ("training.lr=1e-3", "training.lr=3e-3", "training.lr=1e-2", "training.lr=3e-4")
+_DENSITIES = (0.035, 0.1, 0.2, 0.5)
+# For every method four values of its main dial.
+DIALS: dict[str, tuple[str, ...]] = {
+    "naive": _RATES,
+    "cumulative": _RATES,
+    "independent": _RATES,
+    "replay": _RATES,
+    "ewc": tuple(f"ewc.penalty_weight={v}" for v in (10.0, 100.0, 300.0, 1000.0)),
+    "si": tuple(f"si.penalty_weight={v}" for v in (0.1, 0.3, 1.0, 3.0)),
+    "packnet": tuple(
+        f"packnet.{v}"
+        for v in ("density=0.05", "density=0.1", "density=0.2 of=free", "density=0.5 of=free")
+    ),
+    "wsn": tuple(f"wsn.density={v}" for v in _DENSITIES),
+    "ada-qpacknet": tuple(f"ada-qpacknet.density={v}" for v in (0.05, 0.1, 0.15, 0.2)),
+    "separate": tuple(f"separate.density={v}" for v in (0.02, 0.05, 0.1, 0.3)),
+    "tsn-wr": tuple(f"tsn.density={v}" for v in (0.02, 0.035, 0.07, 0.15)),
+    "tsn": tuple(f"tsn.density={v}" for v in (0.02, 0.035, 0.07, 0.15)),
+}
+# WSN's masks with our codec: weights as codes, task-specific parameters rounded.
+SAME_CODEC = (
+    "tsn.bits=auto",
+    "tsn.first_bits=4",
+    "tsn.tolerance=0.05",
+    "tsn.training_bits=32",
+    "tsn.density_exponent=0",
+)
+_OTHER_TYPES = {
+    "cifar100": {m: ("class-IL",) for m in ("naive", "cumulative", "replay")},
+    "mnist": {
+        "naive": ("class-IL", "domain-IL"),
+        "cumulative": ("class-IL", "domain-IL"),
+        "replay": ("class-IL", "domain-IL"),
+        "ewc": ("domain-IL",),
+        "si": ("domain-IL",),
+    },
+}
+_SECONDS = {"cumulative": 220, "wsn": 92, "ewc": 100}  # others about 75, on CIFAR-100
+
+
+def _place(data: str) -> tuple[str, tuple[str, ...]]:
+    return (_CIFAR, _CIFAR_SET) if data == "cifar100" else (_MLP, _MNIST_SET)
+
+
+def _assignments(dial: str) -> tuple[str, ...]:
+    """The assignments of a dial's value; "packnet.density=0.2 of=free" has two."""
+    first, *others = dial.split(" ")
+    table = first.partition(".")[0]
+    return (first, *(f"{table}.{o}" for o in others))
+
+
+def _choose(data: str) -> Iterator[Job]:
+    """All values of all dials on the first four tasks, with the development seed."""
+    recipe, common = _place(data)
+    for method, values in DIALS.items():
+        for number, value in enumerate(values):
+            settings = (*common, "data.num_tasks=4", *_assignments(value))
+            seconds = _SECONDS.get(method, 75) * 4 // 10 if data == "cifar100" else 90
+            yield Job(
+                f"choose-{data}",
+                f"{method}-{number}",
+                recipe,
+                method,
+                DEVELOPMENT_SEED,
+                settings,
+                seconds,
+            )
+
+
+def chosen(data: str) -> Mapping[str, str]:
+    """The dial of every method that validation chose; empty before `run.py choose` was run."""
+    known = json.loads(CHOSEN.read_text(encoding="utf-8")) if CHOSEN.exists() else {}
+    found: Mapping[str, str] = known.get(data, {})
+    return found
+
+
+def _main(data: str) -> Iterator[Job]:
+    """Every method with its chosen dial on the test seeds, also without the task where defined."""
+    recipe, common = _place(data)
+    dials, table = chosen(data), f"main-{data}"
+    for method in DIALS:
+        settings = (*common, *(_assignments(dials[method]) if method in dials else ()))
+        seconds = _SECONDS.get(method, 75) if data == "cifar100" else 240
+        yield from _seeds(table, method, recipe, method, TEST_SEEDS, settings, seconds)
+        for kind in _OTHER_TYPES[data].get(method, ()):
+            own = (*settings, f"{method}.scenario_type={kind}")
+            yield from _seeds(table, f"{method}-{kind}", recipe, method, TEST_SEEDS, own, seconds)
+    density = dials.get("wsn", DIALS["wsn"][0]).replace("wsn.", "tsn.")
+    own = (*common, *SAME_CODEC, density)
+    yield from _seeds(table, "wsn-same-codec", recipe, "tsn-wr-wpp", TEST_SEEDS, own, 75)
+    # The spread of initialization alone: one class order, five seeds of learning.
+    own = (*common, *_assignments(dials.get("tsn-wr", DIALS["tsn-wr"][1])), "data.seed=0")
+    yield from _seeds(f"spread-{data}", "tsn-wr-one-order", recipe, "tsn-wr", TEST_SEEDS, own, 75)
+
+
+# 4. Curves over densities.
+
+
+def _curves(data: str) -> Iterator[Job]:
+    recipe, common = _place(data)
+    for method in ("tsn-wr", "wsn", "packnet", "ada-qpacknet", "separate"):
+        for number, value in enumerate(DIALS[method]):
+            settings = (*common, *_assignments(value))
+            label = f"{method}-{number}"
+            yield from _seeds(f"curves-{data}", label, recipe, method, TEST_SEEDS[:3], settings, 75)
+
+
+# 5. One blind transfer, and what banks and bit-widths decide.
+
+
+def blind_transfer() -> Iterator[Job]:
+    """The CIFAR-100 recipes of the main table, unchanged, on Tiny-ImageNet of 20 × 10, once."""
+    recipe, common = _place("cifar100")
+    dials = chosen("cifar100")
+    data = (
+        "scenario=tiny-imagenet",
+        "data.dataset=tiny-imagenet",
+        "data.classes_per_task=10",
+        "data.image_size=32",
+    )
+    for method in DIALS:
+        settings = (*data, *common, *(_assignments(dials[method]) if method in dials else ()))
+        yield Job(
+            "blind-transfer",
+            f"{method}-s0",
+            recipe,
+            method,
+            0,
+            settings,
+            2 * _SECONDS.get(method, 75),
+        )
+
+
+def unlike_tasks() -> Iterator[Job]:
+    """Banks and adaptive bit-width, each switched off, on a stream of unlike tasks."""
+    recipe = "best/five-datasets-local"
+    whole = (
+        "tsn.max_banks=2",
+        "tsn.memory=statistics",
+        "tsn.threshold=50",
+        "tsn.bits=auto",
+        "tsn.first_bits=1",
+    )
+    for label, changes in (
+        ("all", ()),
+        ("one-bank", ("tsn.max_banks=1",)),
+        ("four-bits", ("tsn.bits=4",)),
+        ("one-bank-four-bits", ("tsn.max_banks=1", "tsn.bits=4")),
+    ):
+        yield from _seeds("unlike-tasks", label, recipe, "tsn", (0, 1, 2), (*whole, *changes), 400)
+
+
+# 6. On CPU cores: the grid that separates causes.
+
+GRID_SET = (
+    "training.epochs=5",
+    "data.train_limit=20000",
+    "data.test_limit=5000",
+    "tsn.layer_loss_weight=0",
+    "training.schedule=cosine",
+)
+
+
+def grid() -> Iterator[Job]:
+    """Scores redrawn, re-ranked or going on × quantized in every step, in place, or afterwards."""
+    for seed in (0, 1, 2):
+        for start in ("random", "previous_mask", "continue"):
+            for label, own in (
+                ("every-step", ("tsn.quantization=straight_through",)),
+                ("in-place", ("tsn.quantization=in_place",)),
+                (
+                    "after",
+                    (
+                        "tsn.bits=auto",
+                        "tsn.first_bits=4",
+                        "tsn.tolerance=1.0",
+                        "tsn.training_bits=32",
+                    ),
+                ),
+            ):
+                settings = (*GRID_SET, f"tsn.score_init={start}", *own)
+                name = f"{start}-{label}-s{seed}"
+                yield Job("grid-mnist", name, "paper/permuted-mnist", "tsn-wr", seed, settings, 60)
+
+
+LISTS: dict[str, Callable[[], Iterator[Job]]] = {
+    "equal-kilobytes": equal_kilobytes,
+    "paper": paper,
+    "choose-cifar100": lambda: _choose("cifar100"),
+    "main-cifar100": lambda: _main("cifar100"),
+    "curves-cifar100": lambda: _curves("cifar100"),
+    "blind-transfer": blind_transfer,
+    "paper-large": paper_large,
+    "unlike-tasks": unlike_tasks,
+    "choose-mnist": lambda: _choose("mnist"),
+    "main-mnist": lambda: _main("mnist"),
+    "curves-mnist": lambda: _curves("mnist"),
+    "grid": grid,
+}

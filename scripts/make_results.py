@@ -1,0 +1,409 @@
+"""Write the tables and pictures of README and docs from the published runs in `results/`.
+
+    python scripts/make_results.py                                     # `make results`
+    python scripts/make_results.py --check                             # fails where a file differs
+    python scripts/make_results.py publish TABLE RUN [RUN …]           # run folders → results/TABLE
+
+Text between `<!-- results: NAME -->` and `<!-- end of results -->` is replaced. A run folder is
+published as `<its folder's name>.json`; the folder's name should end in `-s<seed>`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from tinysubnets.experiments import published  # noqa: E402
+from tinysubnets.experiments import recipe as recipes  # noqa: E402
+from tinysubnets.experiments.results import Run, Spread, read_run  # noqa: E402
+from tinysubnets.experiments.tables import size_text  # noqa: E402
+from tinysubnets.paper.numbers import ACCURACY, CAPACITY  # noqa: E402
+
+RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
+DOCUMENTS = ("README.md", "docs/measured.md", "docs/LOG.md")
+BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+Tables = Mapping[str, Sequence[Run]]
+
+
+@dataclass(frozen=True)
+class Described:
+    """How a table of published runs is shown.
+
+    - `title`, `note`: over it and below it.
+    - `reference`: the label that differences are taken to; none where empty.
+    - `has_picture`: whether accuracy against bytes is drawn.
+    """
+
+    title: str
+    note: str = ""
+    reference: str = ""
+    has_picture: bool = False
+
+
+_TEST = "Settings chosen on validation data with development seeds, measured once on test seeds."
+DESCRIBED = {
+    "equal-kilobytes-mnist": Described(
+        "Equal kilobytes, permuted MNIST",
+        f"{_TEST} “-alone”: each task by the same recipe without the others; the difference to it "
+        "is transfer.",
+        "tsn-wr",
+        True,
+    ),
+    "equal-kilobytes-cifar100": Described(
+        "Equal kilobytes, split CIFAR-100", _TEST, "tsn-w16-d0.02", True
+    ),
+    "paper-permuted-mnist": Described("The paper's protocol, permuted MNIST", "", "tsn-wr"),
+    "paper-split-cifar100": Described("The paper's protocol, split CIFAR-100", "", "tsn-wr"),
+    "paper-five-datasets": Described("The paper's protocol, five data sets"),
+    "paper-tiny-imagenet": Described("The paper's protocol, Tiny-ImageNet"),
+    "main-mnist": Described("Every method at its best, permuted MNIST", _TEST, "tsn-wr", True),
+    "main-cifar100": Described("Every method at its best, split CIFAR-100", _TEST, "tsn-wr", True),
+    "curves-mnist": Described("Curves over densities, permuted MNIST", "", "", True),
+    "curves-cifar100": Described("Curves over densities, split CIFAR-100", "", "", True),
+    "blind-transfer": Described("CIFAR-100's recipes unchanged on Tiny-ImageNet, 20 × 10"),
+    "unlike-tasks": Described(
+        "Banks and bit-widths, each switched off, on unlike tasks", "", "all"
+    ),
+    "grid-mnist": Described(
+        "What scores start from × when weights are quantized",
+        "Permuted MNIST by `paper/permuted-mnist` and TSN-wr, cut to 5 epochs by a cosine, 20,000 "
+        "images and no layer-wise loss; all ten tasks, 5,000 test images, one CPU core.",
+        "continue-in-place",
+    ),
+}
+
+
+def lines_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    rule = ["---"] * len(headings)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (headings, rule, *rows))
+
+
+def spread(runs: Sequence[Run], measure: Callable[[Run], float | None], digits: int = 2) -> str:
+    """Mean and deviation over runs; empty where nothing was measured."""
+    values = [v for v in map(measure, runs) if v is not None]
+    if not values:
+        return ""
+    shown = Spread.of(values).show(digits)
+    return shown.rpartition(" (")[0]
+
+
+def share(view: str) -> Callable[[Run], float | None]:
+    """A view of a run's size in %."""
+    return lambda run: None if run.capacity(view) is None else 100 * (run.capacity(view) or 0)
+
+
+def ledger_share(part: str) -> Callable[[Run], float | None]:
+    """A line of a run's ledger in % of the dense weights."""
+
+    def measure(run: Run) -> float | None:
+        ledger = run.result.get("ledger") or {}
+        bits, weights = (ledger.get("total") or {}).get(part), ledger.get("num_weights")
+        return None if bits is None or not weights else 100 * bits / (32 * weights)
+
+    return measure
+
+
+def group_table(runs: Sequence[Run], described: Described) -> str:
+    """Validation and test accuracy, differences and size of every label, over its seeds."""
+    groups = published.by_label(runs)
+    base = published.accuracies(groups.get(described.reference, ()))
+    rows = []
+    for label, members in groups.items():
+        mine = published.accuracies(members)
+        difference = None
+        if base and label != described.reference:
+            difference = published.paired_difference(mine, base)
+        accuracy = spread(members, lambda r: 100 * (r.metric("average_accuracy") or 0))
+        clearly_best = bool(difference and difference.is_clear and difference.mean > 0)
+        rows.append(
+            (
+                f"`{label}`",
+                str(len(members)),
+                spread(members, published.valid_accuracy),
+                f"**{accuracy}**" if clearly_best else accuracy,
+                "" if difference is None else str(difference),
+                spread(members, lambda r: 100 * (r.metric("backward_transfer") or 0)),
+                spread(members, lambda r: (r.size_bytes or 0) / 1000, 1),
+                *(spread(members, share(view), 1) for view in ("file", "paper", "printed")),
+                *(spread(members, ledger_share(part), 1) for part in ("codes", "masks")),
+                _bits(members),
+                spread(members, lambda r: float(r.result.get("seconds") or 0), 0),
+            )
+        )
+    heads = ["run", "n", "validation %", "test %"]
+    heads += [f"− `{described.reference}`, 95 %" if base else "difference"]
+    heads += ["BWT", "kB", "file %", "paper %", "printed %", "codes %", "masks %", "bits; banks"]
+    return lines_of([*heads, "seconds"], rows)
+
+
+def _bits(runs: Sequence[Run]) -> str:
+    """The bit-widths of all tasks, and how many banks they are in; empty for dense methods."""
+    widths = sorted({t["bits"] for r in runs for t in r.tasks if t.get("bits") is not None})
+    banks = {t["bank"] for r in runs for t in r.tasks if t.get("bank") is not None}
+    if not widths:
+        return ""
+    shown = str(widths[0]) if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
+    return f"{shown}; {len(banks)}"
+
+
+def described_table(name: str, runs: Sequence[Run]) -> str:
+    """A table with its title, note and picture."""
+    about = DESCRIBED.get(name, Described(name))
+    machines = sorted({str(_environment(r, "device")) for r in runs})
+    commits = sorted({str(r.result.get("commit") or "unknown") for r in runs})
+    made = f"{len(runs)} runs, `results/{name}/`, on {', '.join(machines)}, commit "
+    made += f"{', '.join(commits)}."
+    parts = [f"### {about.title}", f"{about.note} {made}".strip(), group_table(runs, about)]
+    if about.has_picture and len(published.by_label(runs)) > 1:
+        parts.insert(2, f"![{about.title}](images/results-{name}.svg){{ width=400 }}")
+    return "\n\n".join(parts)
+
+
+def _environment(run: Run, key: str) -> Any:
+    return (run.result.get("environment") or {}).get(key, "")
+
+
+def everything(tables: Tables) -> str:
+    """All tables that have runs."""
+    known = [n for n in DESCRIBED if n in tables] + [n for n in tables if n not in DESCRIBED]
+    shown = [n for n in known if not n.startswith("choose-")]
+    return "\n\n".join(described_table(n, tables[n]) for n in shown) or "No runs are published yet."
+
+
+def headline(tables: Tables) -> str:
+    """README's first table: published runs, and marked rows where there are none yet."""
+    rows = []
+    before = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))
+    for row in before["headline"]:
+        table, _, label = row["replaced_by"].partition("/")
+        members = published.by_label(tables.get(table, ())).get(label)
+        if members:
+            rows.append(_headline_row(row, members))
+            rows += _without_name(members)
+            continue
+        kilobytes = size_text(row["dense_bytes"] * row["file"] / 100)
+        name, _, change = row["recipe"].partition(",")
+        name, _, more = name.partition(" ")
+        recipe = f"`{name}`{' ' + more if more else ''}{',' + change if change else ''} †"
+        told = (row["accuracy"], kilobytes, str(row["file"]), row["paper"], row["theirs"])
+        rows.append((row["scenario"], recipe, str(row["n"]), "", *told))
+    heads = ("scenario", "recipe and changes", "n", "validation %", "accuracy %", "size", "file %")
+    text = lines_of([*heads, "paper %", "the paper: TSN-wr / TSN"], rows)
+    marked = any("†" in r[1] for r in rows)
+    return f"{text}\n\n† {before['note']}" if marked else text
+
+
+def _headline_row(row: Mapping[str, Any], runs: Sequence[Run]) -> tuple[str, ...]:
+    sizes = Spread.of([r.size_bytes or 0 for r in runs])
+    return (
+        row["scenario"],
+        f"`{runs[0].recipe}`, {runs[0].method}",
+        str(len(runs)),
+        spread(runs, published.valid_accuracy),
+        spread(runs, lambda r: 100 * (r.metric("average_accuracy") or 0)),
+        size_text(sizes.mean),
+        spread(runs, share("file"), 1),
+        spread(runs, share("paper"), 1),
+        row["theirs"],
+    )
+
+
+def _without_name(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """The same models without the task's name; nothing where that was not measured."""
+    parts = []
+    for kind in ("class-IL", "domain-IL"):
+        shown = spread(runs, lambda r, k=kind: _percent(r.routed(k, "average_accuracy")))  # type: ignore[misc]
+        parts += [f"{kind} {shown}"] if shown else []
+    if not parts:
+        return []
+    name = "the same without the task's name"
+    return [("", name, str(len(runs)), "", ", ".join(parts), "", "", "", "not in the paper")]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def energy(tables: Tables) -> str:
+    """Multiply-adds by bit-width, bytes moved and latency of models that were measured."""
+    rows = []
+    for name, runs in tables.items():
+        for run in runs:
+            found = run.result.get("measured_on_model") or {}
+            costs = [[p for p in task] for task in found.get("operations") or ()]
+            if not costs:
+                continue
+            dense = sum(p[2] for p in costs[0])
+            kept = sum(p[2] * p[3] for task in costs for p in task) / len(costs)
+            fixed = found.get("fixed_point") or {}
+            latency = found.get("latency") or {}
+            times = [latency.get(k) for k in ("task", "dense")]
+            widths = sorted({t["bits"] for t in run.tasks if t.get("bits") is not None})
+            rows.append(
+                (
+                    f"`{name}/{run.folder.name}`",
+                    f"{dense / 1e6:.2f}",
+                    f"{kept / 1e6:.2f}",
+                    ", ".join(map(str, widths)),
+                    *(f"{t['bytes'] / 1000:.1f}" if t else "" for t in times),
+                    *(f"{t['ms']:.3f}" if t else "" for t in times),
+                    *(
+                        "" if fixed.get(b) is None else f"{100 * fixed[b]:.2f}"
+                        for b in ("4", "8", "16")
+                    ),
+                )
+            )
+    if not rows:
+        return "No published run was measured so yet."
+    heads = ["run", "dense MACs, M", "kept by a task, M", "weight bits", "task's ONNX, kB"]
+    heads += ["dense ONNX, kB", "task, ms", "dense, ms", "4 bit %", "8 bit %", "16 bit %"]
+    return lines_of(heads, rows)
+
+
+def methods(name: str) -> Callable[[Tables], str]:
+    """The table of all methods on one scenario: published runs, or the marked one of before."""
+
+    def table(tables: Tables) -> str:
+        if f"main-{name}" in tables:
+            return described_table(f"main-{name}", tables[f"main-{name}"])
+        before = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))
+        own = before[f"methods-{name}"]
+        text = lines_of(own["headings"], own["rows"])
+        note = "† One seed, without files; only the dials of EWC, SI and LwF were searched."
+        return (
+            f"<details open><summary>{own['summary']} †</summary>\n\n{text}\n\n{note}\n\n</details>"
+        )
+
+    return table
+
+
+def letter(tables: Tables) -> str:
+    """The paper's protocol beside the paper's numbers."""
+    rows = []
+    for scenario in ("permuted-mnist", "split-cifar100", "five-datasets", "tiny-imagenet"):
+        for method in ("tsn-wr-wpp", "tsn-wr", "tsn"):
+            groups = published.by_label(tables.get(f"paper-{scenario}", ()))
+            runs = groups.get(method) or groups.get(f"{method}-stand-ins") or []
+            theirs = ACCURACY.get(method, {}).get(scenario)
+            rows.append(
+                (
+                    scenario,
+                    method,
+                    str(len(runs)),
+                    spread(runs, lambda r: 100 * (r.metric("average_accuracy") or 0)) or "not run",
+                    "–" if theirs is None else f"{theirs:.2f}",
+                    spread(runs, share("printed"), 1),
+                    spread(runs, share("paper"), 1),
+                    spread(runs, share("file"), 1),
+                    f"{CAPACITY[method][scenario]:.2f}",
+                )
+            )
+    heads = ["scenario", "method", "n", "accuracy %", "the paper's", "printed %", "paper view %"]
+    return lines_of([*heads, "file %", "the paper's capacity %"], rows)
+
+
+def recipe_table(tables: Tables) -> str:
+    """Every recipe of the package: how many runs of it are published, and those that never ran."""
+    counts: dict[str, int] = {}
+    for name, runs in tables.items():
+        for run in runs if not name.startswith(published.SHORT) else ():
+            counts[run.recipe] = counts.get(run.recipe, 0) + 1
+    before = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))["recipes"]
+    rows = []
+    for name in recipes.names():
+        state = before.get(name, "**never run**")
+        rows.append((f"`{name}`", f"{counts[name]} published" if name in counts else state))
+    return lines_of(("recipe", "runs"), rows)
+
+
+BLOCKS: dict[str, Callable[[Tables], str]] = {
+    "headline": headline,
+    "letter": letter,
+    "methods-mnist": methods("mnist"),
+    "methods-cifar100": methods("cifar100"),
+    "everything": everything,
+    "recipes": recipe_table,
+    "energy": energy,
+    "grid": lambda tables: (
+        described_table("grid-mnist", tables["grid-mnist"]).partition("\n\n")[2]
+        if "grid-mnist" in tables
+        else "Not run yet."
+    ),
+}
+
+
+def rewritten(text: str, tables: Tables) -> str:
+    """A document with all its blocks made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        if match[2] not in BLOCKS:
+            raise SystemExit(f"no results are called {match[2]!r}; known are {', '.join(BLOCKS)}.")
+        return f"{match[1]}\n{BLOCKS[match[2]](tables)}\n\n{match[3]}"
+
+    return BLOCK.sub(block, text)
+
+
+def pictures(tables: Tables) -> dict[Path, str]:
+    """Accuracy against bytes of every table that asks for it, as SVG by its path."""
+    from tinysubnets.report.charts import Dot, size_scatter
+    from tinysubnets.report.theme import series
+
+    out = {}
+    for name, about in DESCRIBED.items():
+        groups = published.by_label(tables.get(name, ()))
+        if not about.has_picture or len(groups) < 2:
+            continue
+        dots = []
+        for index, (label, runs) in enumerate(groups.items()):
+            color, shape = series(index)
+            sizes = Spread.of([r.size_bytes or 0 for r in runs])
+            accuracy = Spread.of([r.metric("average_accuracy") or 0 for r in runs])
+            note = f"{label}: {accuracy.show(2, 100)} % in {size_text(sizes.mean)}"
+            dots.append(Dot(sizes.mean, accuracy.mean, color, label, shape, size=6.5, note=note))
+        drawing = size_scatter(about.title, dots)
+        out[IMAGES / f"results-{name}.svg"] = drawing.file_text()
+    return out
+
+
+def made(results: Path = RESULTS) -> dict[Path, str]:
+    """Every document and picture as it should be, by its path."""
+    tables = published.read_tables(results)
+    documents = {ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
+    return {p: rewritten(t, tables) for p, t in documents.items()} | pictures(tables)
+
+
+def main() -> int:
+    """Write, check or publish."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, fail where it would")
+    commands = parser.add_subparsers(dest="command")
+    publishing = commands.add_parser("publish", help="put finished runs into results/")
+    publishing.add_argument("table")
+    publishing.add_argument("runs", nargs="+", type=Path)
+    options = parser.parse_args()
+    if options.command == "publish":
+        for folder in options.runs:
+            commit = published.current_commit()
+            path = RESULTS / options.table / f"{folder.resolve().name}.json"
+            print(published.publish(read_run(folder).result, path, commit))
+        return 0
+    changed = [p for p, text in made().items() if not p.exists() or p.read_text("utf-8") != text]
+    for path in changed:
+        print(path.relative_to(ROOT), "differs" if options.check else "written")
+        if not options.check:
+            path.write_text(made()[path], encoding="utf-8")
+    return 1 if changed and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

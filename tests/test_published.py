@@ -1,0 +1,175 @@
+"""Published runs: small files, the tables that are made from them, and paired differences."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from tiny_runs import make_run
+from tinysubnets.errors import RunError
+from tinysubnets.experiments import published, recipe
+from tinysubnets.experiments.results import read_run
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT)]
+
+import make_results  # noqa: E402
+from benchmarks.evidence import jobs, run  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "ours-s3", "tsn-wr", 3)
+
+
+def test_documents_are_what_the_published_runs_say() -> None:
+    """After new results, or a change of a table: `make results`."""
+    differ = [p for p, text in make_results.made().items() if p.read_text("utf-8") != text]
+    assert differ == []
+
+
+def test_tables_follow_their_files(finished: Path, tmp_path: Path) -> None:
+    """The test above can fail: another accuracy in a file is another table."""
+    result = read_run(finished).result
+    texts = []
+    for accuracy in (0.5, 0.6):
+        changed = result | {"metrics": result["metrics"] | {"average_accuracy": accuracy}}
+        published.publish(changed, tmp_path / "main-mnist" / "tsn-wr-s3.json", "abc")
+        texts.append(make_results.made(tmp_path))
+    readme = ROOT / "README.md"
+    assert texts[0][readme] != texts[1][readme]
+    assert "50.00" in texts[0][readme] and "60.00" in texts[1][readme]
+
+
+def test_the_tree_s_results_are_small_and_whole() -> None:
+    files = list((ROOT / "results").rglob("*.json*"))
+    assert sum(f.stat().st_size for f in files) < published.MAX_BYTES
+    for name, runs in published.read_tables(ROOT / "results").items():
+        for one in runs:
+            where = f"{name}/{one.folder.name}"
+            assert one.folder.name.endswith(f"-s{one.seed}") or name.startswith("choose-"), where
+            kept = one.result
+            assert kept["commit"] and kept["environment"] and kept["ledger"], where
+            assert kept["settings"]["scenario"] == one.scenario, where
+            assert len(one.matrix) == len(one.tasks), where
+
+
+def test_a_published_run_says_what_the_run_said(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+    path = published.publish(result, tmp_path / "table" / "ours-s3.json", "abc")
+    assert path.stat().st_size < 16_000
+    (again,) = published.read_tables(tmp_path)["table"]
+    whole = read_run(finished)
+    assert again.result["commit"] == "abc"
+    assert again.settings == whole.settings and again.seed == 3
+    assert again.metric("average_accuracy") == pytest.approx(
+        whole.metric("average_accuracy"), abs=1e-6
+    )
+    for view in ("file", "paper", "printed", "worked_example"):
+        assert again.capacity(view) == pytest.approx(whole.capacity(view), abs=1e-6)
+    assert again.size_bytes == whole.size_bytes
+    assert again.routed("task_accuracy") == pytest.approx(whole.routed("task_accuracy"), abs=1e-6)
+    assert "confusion" not in path.read_text()
+    path.write_text("{}")
+    with pytest.raises(RunError, match=r"ours-s3\.json.*lacks"):
+        published.read_tables(tmp_path)
+
+
+def test_paired_differences_are_a_t_interval() -> None:
+    assert doctest.testmod(published).failed == 0
+    ones, others = {0: 3.0, 1: 2.5, 2: 4.0, 3: 3.1}, {0: 1.0, 1: 1.5, 2: 1.0, 3: 2.0, 9: 50.0}
+    found = published.paired_difference(ones, others)
+    gaps = [ones[s] - others[s] for s in range(4)]
+    wanted = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    assert found is not None and found.count == 4 and found.is_clear
+    assert found.mean - found.half_width == pytest.approx(wanted.low)
+    assert found.mean + found.half_width == pytest.approx(wanted.high)
+    unsure = published.paired_difference({0: 1.0, 1: -1.0}, {0: 0.5, 1: 0.0})
+    assert unsure is not None and not unsure.is_clear
+    single = published.paired_difference({0: 9.0}, {0: 1.0})
+    assert single is not None and not single.is_clear  # one seed proves nothing
+    assert published.paired_difference({0: 1.0}, {1: 1.0}) is None
+
+
+def test_bold_is_only_what_is_clearly_better(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+
+    def add(label: str, values: list[float]) -> None:
+        for seed, value in enumerate(values):
+            metrics = result["metrics"] | {"average_accuracy": value}
+            changed = result | {"metrics": metrics, "seed": seed}
+            published.publish(changed, tmp_path / "main-mnist" / f"{label}-s{seed}.json")
+
+    add("tsn-wr", [0.900, 0.910, 0.905])
+    add("better", [0.950, 0.962, 0.954])
+    add("luckier", [0.990, 0.880, 0.950])
+    add("worse", [0.700, 0.710, 0.705])
+    runs = published.read_tables(tmp_path)["main-mnist"]
+    lines = make_results.described_table("main-mnist", runs).splitlines()
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    assert [label for label, line in rows.items() if "**" in line] == ["better"]
+    assert "−20.00 ± 0.00" in rows["worse"]
+
+
+def test_every_job_is_a_run_that_can_be_begun() -> None:
+    keys = set()
+    for name, made in jobs.LISTS.items():
+        for job in made():
+            assert job.key not in keys, f"{name}: {job.key} twice"
+            keys.add(job.key)
+            loaded = recipe.load(job.recipe, method=job.method, assignments=job.settings)
+            assert loaded.method == job.method and job.seconds > 0
+            is_search = job.table.startswith("choose-")
+            assert (job.seed >= jobs.DEVELOPMENT_SEED) == is_search, job.key
+
+
+@pytest.mark.slow
+def test_jobs_are_run_once_and_their_results_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("data.num_tasks=2", "data.train_limit=60", "data.test_limit=20", "training.epochs=1")
+    small += ("network.hidden=[20]", "pruning.iterations=1")
+    good = jobs.Job("grid-x", "ours-s1", "best/permuted-digits", "tsn-wr", 1, small)
+    bad = jobs.Job("grid-x", "bad-s1", "best/permuted-digits", "tsn-wr", 1, ("data.num_tasks=0",))
+    monkeypatch.setitem(jobs.LISTS, "grid", lambda: iter([good, bad]))
+    options = ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work")]
+    bundle = tmp_path / "bundle.jsonl"
+    command = ["run.py", "run", "grid", *options, "--bundle", str(bundle), "--device", "cpu"]
+    command += ["--commit", "abc", "--jobs", "2"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert run.main() == 1  # one failed
+    path = tmp_path / "results" / "grid-x" / "ours-s1.json"
+    first = path.read_bytes()
+    assert json.loads(first)["commit"] == "abc"
+    (failure,) = (tmp_path / "failures.jsonl").read_text().splitlines()
+    assert json.loads(failure)["key"] == "grid-x/bad-s1" and "num_tasks" in failure
+    capsys.readouterr()
+    monkeypatch.setitem(jobs.LISTS, "grid", lambda: iter([good]))
+    assert run.main() == 0
+    assert "0 of 1 runs to do" in capsys.readouterr().out and path.read_bytes() == first
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "unpack", str(bundle), "--results", str(tmp_path / "elsewhere")]
+    )
+    assert run.main() == 0
+    there = tmp_path / "elsewhere" / "grid-x" / "ours-s1.json"
+    assert json.loads(there.read_bytes()) == json.loads(first)
+
+
+def test_the_dial_with_the_best_validation_accuracy_is_chosen(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "CHOSEN", tmp_path / "chosen.json")
+    monkeypatch.setattr(jobs, "CHOSEN", tmp_path / "chosen.json")
+    result = read_run(finished).result
+    for number, value in enumerate((0.5, 0.9, 0.7)):
+        tasks = [t | {"valid_accuracy": value, "accuracy": 1 - value} for t in result["tasks"]]
+        published.publish(result | {"tasks": tasks}, tmp_path / f"choose-mnist/wsn-{number}.json")
+    run.choose("mnist", tmp_path)
+    assert jobs.chosen("mnist") == {"wsn": jobs.DIALS["wsn"][1]}
+    main = [j for j in jobs.LISTS["main-mnist"]() if j.name == "wsn-s0"]
+    assert jobs.DIALS["wsn"][1] in main[0].settings
