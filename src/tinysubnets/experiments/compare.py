@@ -227,7 +227,7 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
         notes.append(
             "class-IL, domain-IL: the same models without the task's name, by routing over all "
             "tasks' networks; task found: how often it is the right one; entropy: the rule of "
-            "SupSup on the same models; unknown: how well inputs of a task left out are told from others"
+            "SupSup on the same models; unknown: how well inputs of a task left out are told"
         )
     kinds = {r.matrix_kind for g in groups for r in g.runs} - {"full"}
     notes += [
