@@ -15,7 +15,6 @@ from scipy.stats import rankdata
 
 from tinysubnets.experiments import metrics
 from tinysubnets.model.routing import Claims, Router, Routing, candidates, decide
-from tinysubnets.tasks.rotations import ROTATIONS
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
@@ -113,7 +112,7 @@ def without_task(
     found = [f.tasks == p.name for f, p in zip(final, probes, strict=True)]
     out: dict[str, Any] = {
         "rule": final[0].rule,
-        "passes": sum(ROTATIONS if s.rotations else 1 for s in store.subnets.values()),
+        "passes": sum(s.num_turns for s in store.subnets.values()),
         "task_accuracy": float(np.mean([f.mean() for f in found])),
         "confusion": [[int((f.tasks == n).sum()) for n in names] for f in final],
         "confidence": _confidences(final, found),

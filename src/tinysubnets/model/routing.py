@@ -576,7 +576,8 @@ class Router:
         def one(raw: Tensor) -> list[Told]:
             seen = self._seen(subnet.normalization, raw)
             outputs = [
-                self.store.outputs(subnet, tensors, raw, turned(seen, k)) for k in _turns(subnet)
+                self.store.outputs(subnet, tensors, raw, turned(seen, k))
+                for k in range(subnet.num_turns)
             ]
             return [told_by(subnet, outputs)]
 
@@ -611,7 +612,7 @@ class Router:
             if not same:
                 seen = torch.stack([s.normalization(raw) for s in subnets])
             try:
-                outputs = [network(stacked, turned(seen, k)) for k in _turns(subnets[0])]
+                outputs = [network(stacked, turned(seen, k)) for k in range(subnets[0].num_turns)]
             except RuntimeError:  # a layer that vmap does not know
                 return [single(raw)[0] for single in singles]
             return [told_by(s, [o[i] for o in outputs]) for i, s in enumerate(subnets)]
@@ -645,11 +646,6 @@ def told_by(subnet: Subnet, outputs: Sequence[Tensor]) -> Told:
     if not subnet.rotations:
         return Told(heads[0], features, None)
     return Told(joined(heads), features, rotation_evidence(heads))
-
-
-def _turns(subnet: Subnet) -> range:
-    """How often images are turned to the left before a task's network sees them, in order."""
-    return range(ROTATIONS if subnet.rotations else 1)
 
 
 def network_part(name: str, record: Record | None, told: Told) -> Tensor:
