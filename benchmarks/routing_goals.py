@@ -4,8 +4,8 @@
     python -m benchmarks.routing_goals cifar-alexnet --data DIR --out DIR --test
 
 Every variant of a scenario is learned with development seeds and measured on validation data by
-every rule. Rows are added to OUT/routing.jsonl as they come, runs that are there are not repeated,
-and one that was cut off goes on. The choice is the variant and the rule with the highest mean,
+every rule. Rows are added to OUT/routing.jsonl as they come; runs and rows that are there are not
+made again, and a run that was cut off goes on. The choice is the variant and the rule with the highest mean,
 among those that keep accuracy and bytes with the task known (`MOST_LOST`, `MOST_MORE`). `--test`
 learns that choice alone with other seeds and measures it on test data, once.
 """
@@ -29,6 +29,7 @@ from tinysubnets.experiments.tables import text_table
 
 DEVELOPMENT_SEEDS, TEST_SEEDS = (100, 101), (0, 1, 2)
 MOST_LOST, MOST_MORE = 0.005, 0.02  # of accuracy with the task known; of the dense network's bytes
+ROWS = "routing.jsonl"
 PLAIN = "plain"  # the variant that others are held to
 ONE_PASS, FOUR_PASS = "routing.rotations=one-pass", "routing.rotations=four-pass"
 
@@ -138,6 +139,7 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """The rows of a variant: for each seed one with the task known, and one for every rule."""
     goal, on = GOALS[name], "test" if options.test else "valid"
+    known_rows = {_key(r) for r in read(options.out / ROWS)}
     changes = [*goal.changes, *goal.variants[variant], *options.set]
     for seed in seeds:
         folder = options.out / name / f"{variant}-{seed}".replace(" ", "-").replace(",", "")
@@ -146,12 +148,11 @@ def rows_of(
         learned = Learned(str(folder), options.data, options.device)
         about = {"scenario": name, "variant": variant, "seed": seed, "on": on}
         about |= {"file": result["capacity"]["file"], "seconds": result["seconds"]}
-        known = learned.known_task(on)
-        about["task known"] = known
-        about["settings"] = changes
+        about |= {"task known": learned.known_task(on), "settings": changes}
         for rule in learned.rules():
-            if not rules or rule in rules:
-                yield about | {"rule": rule} | learned.measured(on, RULES[rule], goal.unknown)
+            row = about | {"rule": rule}
+            if (not rules or rule in rules) and _key(row) not in known_rows:
+                yield row | learned.measured(on, RULES[rule], goal.unknown)
 
 
 def ceilings(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -189,8 +190,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    keys = ("scenario", "variant", "seed", "on", "rule")
-    return list({tuple(r[k] for k in keys): r for r in rows}.values())
+    return list({_key(r): r for r in rows}.values())
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a row is of."""
+    return tuple(row[k] for k in ("scenario", "variant", "seed", "on", "rule"))
 
 
 def shown(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -220,7 +225,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="K=V", help="of all runs")
     parser.add_argument("--test", action="store_true", help="the choice alone, on test data")
     options = parser.parse_args()
-    name, path = options.scenario, options.out / "routing.jsonl"
+    name, path = options.scenario, options.out / ROWS
     goal = GOALS[name]
     options.out.mkdir(parents=True, exist_ok=True)
     seeds = options.seeds or (TEST_SEEDS if options.test else DEVELOPMENT_SEEDS)
