@@ -167,9 +167,13 @@ def test_the_dial_with_the_best_validation_accuracy_is_chosen(
     monkeypatch.setattr(jobs, "CHOSEN", tmp_path / "chosen.json")
     result = read_run(finished).result
     for number, value in enumerate((0.5, 0.9, 0.7)):
-        tasks = [t | {"valid_accuracy": value, "accuracy": 1 - value} for t in result["tasks"]]
-        published.publish(result | {"tasks": tasks}, tmp_path / f"choose-mnist/wsn-{number}.json")
+        metrics = result["metrics"] | {"average_accuracy": value}
+        changed = result | {"metrics": metrics, "measured_on": ["valid"]}
+        published.publish(changed, tmp_path / f"choose-mnist/wsn-{number}.json")
     run.choose("mnist", tmp_path)
     assert jobs.chosen("mnist") == {"wsn": jobs.DIALS["wsn"][1]}
     main = [j for j in jobs.LISTS["main-mnist"]() if j.name == "wsn-s0"]
     assert jobs.DIALS["wsn"][1] in main[0].settings
+    published.publish(result, tmp_path / "choose-mnist" / "si-0.json")
+    with pytest.raises(SystemExit, match="measured on test data"):
+        run.choose("mnist", tmp_path)

@@ -189,15 +189,17 @@ class Runner:
 
 
 def choose(data: str, results: Path) -> None:
-    """For every method the value of its dial with the best mean validation accuracy."""
+    """For every method the value of its dial with the best validation accuracy in the end."""
     table, found = results / f"choose-{data}", {}
     for method, values in DIALS.items():
         scores = {}
         for number, value in enumerate(values):
             path = table / f"{method}-{number}.json"
             if path.exists():
-                tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"]
-                scores[value] = sum(t["valid_accuracy"] for t in tasks) / len(tasks)
+                result = json.loads(path.read_text(encoding="utf-8"))
+                if result["measured_on"] != ["valid"]:
+                    raise SystemExit(f"{path} was measured on test data: nothing is chosen by it.")
+                scores[value] = result["metrics"]["average_accuracy"]
         for value, score in scores.items():
             print(f"{method}: {value}: {100 * score:.2f} % on validation data")
         if scores:
