@@ -7,8 +7,8 @@
 
 A result goes to `results/<table>/<run>.json` and, with `--bundle FILE`, as a line to one file, for
 a machine that gives few files back. What is there already is not run again; a run that was cut off
-goes on from its checkpoint while its folder (`--work`) lives. Failures go to `failures.jsonl`
-beside the bundle, or in `--work`, with the end of what the run printed. It needs torch, numpy,
+goes on from its checkpoint while its folder (`--work`) lives. Failures go to `failures.jsonl` in
+the results, or beside the bundle, with the end of what the run printed. It needs torch, numpy,
 scipy, pyarrow, safetensors and, to decode images, Pillow.
 """
 
@@ -31,6 +31,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.evidence.jobs import CHOSEN, DIALS, LISTS, Job  # noqa: E402
 
 RESULTS = ROOT / "results"
+FAILURES = "failures.jsonl"
 
 
 def one(job: Job, folder: Path, data: str | None, device: str, threads: int) -> None:
@@ -156,9 +157,10 @@ class Runner:
         """Write down that a run failed, and how."""
         self.failed.add(job.key)
         log = self.folder(job).with_suffix(".log").read_text(encoding="utf-8", errors="replace")
-        place = self.options.bundle.parent if self.options.bundle else self.work
+        place = self.options.bundle.parent if self.options.bundle else self.options.results
+        place.mkdir(parents=True, exist_ok=True)
         row = {"key": job.key, "status": status, "seconds": round(seconds), "end": log[-2000:]}
-        with open(place / "failures.jsonl", "a", encoding="utf-8") as file:
+        with open(place / FAILURES, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{job.key}: FAILED ({status})\n{log[-600:]}", flush=True)
 
@@ -210,7 +212,16 @@ def choose(data: str, results: Path) -> None:
 
 
 def unpack(bundle: Path, results: Path) -> None:
-    """The lines of a bundle as published files; those that are there stay as they are."""
+    """The lines of a bundle as published files; those that are there stay as they are.
+
+    The failures beside it go to those of the results.
+    """
+    failures = bundle.parent / FAILURES
+    if failures.exists():
+        known = (results / FAILURES).read_text() if (results / FAILURES).exists() else ""
+        new = [line for line in failures.read_text().splitlines() if line not in known]
+        results.mkdir(parents=True, exist_ok=True)
+        (results / FAILURES).write_text(known + "".join(f"{line}\n" for line in new))
     for line in bundle.read_text(encoding="utf-8").splitlines():
         row: dict[str, Any] = json.loads(line)
         path = results / f"{row['key']}.json"
