@@ -30,7 +30,7 @@ quick: $(VENV)/.dev
 	$(COMPILED) $(BIN)/pytest -m "not slow"
 
 check: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts examples
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev

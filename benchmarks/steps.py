@@ -19,7 +19,15 @@ from tinysubnets.method.learner import TinySubNets
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
-SHAPES = {"mlp": (1, 28, 28), "alexnet": (3, 32, 32), "resnet18": (3, 32, 32)}
+SHAPES = {
+    "mlp": (1, 28, 28),
+    "alexnet": (3, 32, 32),
+    "resnet18": (3, 32, 32),
+    "small-resnet": (3, 32, 32),
+}
+# A task whose own values are the largest ones, as signs; what is measured is the second half of
+# its training, in which values are rounded.
+SIGNS = {"selection": "magnitude", "bits": 1, "density": 0.02}
 
 
 def synthetic_task(network: str, samples: int, seed: int = 0) -> Task:
@@ -127,7 +135,8 @@ def compare(
 ) -> dict[str, Any]:
     """One row: the dense step, compiled or not, our masked step, and their ratio.
 
-    Against a compiled step ours is compiled too on a GPU, and as it comes on a CPU.
+    Against a compiled step ours is compiled too on a GPU, and as it comes on a CPU. A small-resnet
+    learns signs, as the recipe for it does.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
@@ -141,7 +150,9 @@ def compare(
     dense_epoch()
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
     engine = "compiled" if compiled and device.type == "cuda" else "auto"
-    trainer = trainer_of(network, batch, steps, device, training={"engine": engine})
+    kind = SIGNS if network == "small-resnet" else {}
+    trainer = trainer_of(network, batch, steps, device, training={"engine": engine}, **kind)
+    trainer.training.progress.epoch = trainer.training.settings.epochs // 2
     ours = masked_epoch(trainer)
     ours()
     # In turns: a machine may be now fast, now slow.

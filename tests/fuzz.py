@@ -197,6 +197,10 @@ def mutate_life(rng: random.Random, model: Model) -> None:
         config["base"] = {"name": "b", "source": "s", "sha256": "0" * 64}
         task["reference"] = "base"
         task["adds"] = rng.random() < 0.5
+        if rng.random() < 0.3:
+            task["empty"] = True
+            for kind in ("codes", "codebooks", "masks"):
+                model[1][kind][tasks.index(task)] = b"" if rng.random() < 0.7 else b"\0"
     return None
 
 

@@ -141,7 +141,11 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         names = [name for name, _ in shared]
         widths = [kernel(shape) if config["block"] == 1 else 1 for _, shape in shared]
         start = (task.get("bank"), number, names, counts, widths)
-        mask = read_mask(Bytes(sections["masks", place]), bank, start)
+        mask = np.zeros(sum(counts), bool)
+        if not task.get("empty"):
+            mask = read_mask(Bytes(sections["masks", place]), bank, start)
+        else:
+            assert "bank" not in task and not sections["masks", place]
         owned = bank["owned"] if "bank" in task else np.zeros_like(mask)
         new = expand(mask & ~owned, blocks)
         parts = [new] if task.get("codebooks") else np.split(new, np.cumsum(sizes)[:-1])

@@ -122,6 +122,31 @@ def test_a_head_alone_leaves_the_base_as_it_is() -> None:
     assert again == pytest.approx(report.valid_accuracy)
 
 
+def test_many_heads_over_a_large_base_are_a_small_file_that_can_be_read(tmp_path: Path) -> None:
+    """A reader grants memory in proportion to the file; heads take none per weight of the base."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU())
+    net.append(nn.Linear(1500, 8)).append(nn.ReLU()).add_module("fc", nn.Linear(8, 3))
+    one = learner(net, price=1.0, rungs=("head",), training=TRAINING | {"epochs": 1})
+    for number in range(8):
+        trainer = one.begin(points(number), isolated=number == 3)
+        while not trainer.finished:
+            trainer.epoch()
+        trainer.finish()
+    logits = one.logits("t7", points(7).valid.inputs())
+    path = one.save(tmp_path)
+    assert path.stat().st_size < 20_000 < one.architecture.num_shared // 100
+    assert artifact.check(tmp_path, net).without_base == ()
+    for task in (None, "t7"):
+        store = SubnetStore.load(tmp_path, net, task=task)
+        assert torch.equal(store.logits("t7", points(7).valid.inputs()), logits)
+        assert store.subnet("t7").adds_nothing and not store.subnet("t7").mask.any()
+    store = SubnetStore.load(tmp_path, net)
+    store.save(tmp_path / "again")
+    assert (tmp_path / "again" / artifact.FILE_NAME).read_bytes() == path.read_bytes()
+    assert store.subnet("t3").isolated and store.banks == []
+
+
 def test_nothing_is_forgotten_and_a_file_goes_on_as_if_live(tmp_path: Path) -> None:
     live = learner()
     live.learn(points(0))

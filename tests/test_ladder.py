@@ -17,7 +17,7 @@ from tinysubnets.method.ladder import LadderTrainer, RungReport, told
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import NO_BANK
+from tinysubnets.model.subnet import BASE, NO_BANK
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks import loader
 from tinysubnets.tasks.task import Task
@@ -285,6 +285,28 @@ def test_a_task_climbs_on_from_what_it_reuses_and_from_its_state() -> None:
     assert ("reuse", True) in expected[1] and expected[1][-1][0] == "20%"
     for stop in (20, expected[2] - 1):
         assert run(stop) == expected
+
+
+def test_a_task_that_adds_nothing_can_be_reused_and_removed(tmp_path: Path) -> None:
+    """One with norms of its own alone: what reuses it is the same without it."""
+    norms = learner(**REUSE | {"rungs": ("norms",)})
+    norms.learn(far(1))
+    assert norms.store.subnet("far 1").adds_nothing
+    one = learner(**REUSE | {"rungs": ("reuse", "norms")})
+    one.restore_(*norms.state())
+    report = one.learn(twin(1, "twin"))
+    assert report.rungs[0].name == "reuse" and one.store.subnet("twin").reference == 0
+    own = {n for n in one.store.subnet("twin").task_params if not n.startswith("fc.")}
+    assert own
+    if not report.rungs[-1].taken or len(report.rungs) == 1:
+        tensors = [one.store.tensors(t) for t in one.tasks]
+        assert all(torch.equal(tensors[0][n], tensors[1][n]) for n in own)
+    inputs = twin(1, "twin").valid.inputs()
+    logits = one.logits("twin", inputs)
+    one.store.remove("far 1")
+    assert one.store.subnet("twin").reference == BASE
+    one.save(tmp_path)
+    assert torch.equal(SubnetStore.load(tmp_path, pretrained()).logits("twin", inputs), logits)
 
 
 def test_what_does_no_better_than_the_base_is_not_tried() -> None:

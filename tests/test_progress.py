@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from tinysubnets import EpochReport, TaskError
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments import methods
 from tinysubnets.method.base import Learner
+from tinysubnets.method.progress import PlainLines, TaskClock
+from tinysubnets.method.pruning import PruningStep
 from tinysubnets.nn.architecture import Architecture
 
 EVERY_KIND = ("tsn", "packnet", "naive")  # each with a `learn` of its own
@@ -67,6 +70,58 @@ def test_asked_for_the_last_epoch_is_a_plain_line(
     make(method).learn(task("pets"), progress=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("pets: epoch 3/3  loss ") and "valid " in line and "left" not in line
+    assert line.endswith(" s") and "learned in " in line
+
+
+def test_the_time_left_includes_post_pruning() -> None:
+    seconds = [0.0]
+    clock = TaskClock(None, lambda: seconds[0])
+    assert clock.left == ""
+    clock.see(epoch(1, 4))
+    assert clock.left == "more than 30 s left"  # nothing is known of post-pruning yet
+    clock.see(epoch(4, 4))
+    seconds[0] = 50.0
+    clock.see(PruningStep(1, 11, 0.9, 0))
+    assert clock.left == ""
+    seconds[0] = 54.0
+    clock.see(PruningStep(3, 11, 0.9, 1))
+    assert clock.left == "18 s left" and clock.seconds == 54
+    known = TaskClock(25.0, lambda: seconds[0])  # of an earlier task
+    known.see(epoch(1, 4))
+    assert known.left == "55 s left"
+    known.see(epoch(1, 4, "head"))  # nobody knows how far a ladder is climbed
+    assert known.left == ""
+
+
+def epoch(number: int, count: int, stage: str = "") -> EpochReport:
+    return EpochReport("a", number, count, 1.0, 1.0, 0.5, 1e-3, 10.0, True, stage)
+
+
+def test_post_pruning_and_the_whole_time_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = PlainLines("pets", TaskClock(), every_seconds=0.0)
+    with lines:
+        lines.show(epoch(2, 2))
+        lines.show(PruningStep(1, 3, 0.875, 0))
+    told = capsys.readouterr().out.splitlines()
+    assert told[1] == "pets: post-pruning 1/3  valid 87.50 %"
+    assert re.fullmatch(r"pets: epoch 2/2 .* learned in \d+\.\d s", told[2])
+    with pytest.raises(KeyboardInterrupt), PlainLines("pets") as stopped:
+        stopped.show(epoch(1, 2))
+        raise KeyboardInterrupt
+    assert "learned" not in capsys.readouterr().out
+
+
+def test_a_second_task_knows_how_long_post_pruning_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tinysubnets.method.progress.EVERY_SECONDS", 0.0)
+    learner = make()
+    learner.learn(task("a"), progress=True)
+    first = capsys.readouterr().out
+    learner.learn(task("b", seed=1), progress=True)
+    second = capsys.readouterr().out
+    assert "more than" in first and "a: post-pruning 2/2" in first
+    assert " left" in second and "more than" not in second
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,7 @@ def _learn(options: argparse.Namespace) -> int:
     from tinysubnets.format import model_path
     from tinysubnets.method.base import check_name
     from tinysubnets.method.learner import TinySubNets
+    from tinysubnets.method.progress import duration
 
     is_new = not model_path(options.model).exists() and options.base is not None
     learner = _new_learner(options) if is_new else _resumed(options)
@@ -125,12 +127,14 @@ def _learn(options: argparse.Namespace) -> int:
     task, parts = _read_task(options, store, learner.settings.seed)
     _introduce(learner, task)
     old = _set_aside(store, task) if options.replace else None
+    began = time.monotonic()
     if isinstance(learner, TinySubNets):
         learner.learn(task, progress=True, isolated=isolated or None)
     else:
         learner.learn(task, progress=True)
     found = store.evaluate(task)
     print(_measured(found, task, parts))
+    print(f"{duration(time.monotonic() - began)} in all, post-pruning and measuring included")
     if old is not None and not _is_better(store, old, task):
         print(f"{file}: as it was")
         return 0

@@ -92,6 +92,7 @@ class TaskEntry:
     reference: int | None = None
     adds_to_base: bool = False
     rotations: int = 0
+    is_empty: bool = False
     absent: Absent = NOTHING_ABSENT
     record: Mapping[str, Any] = field(default_factory=dict)
 
@@ -309,10 +310,13 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     mean, std = [_float32s(entry.get(k, []), f"{where}, {k}") for k in names] or ((), ())
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
-    isolated, adds = (False if first else entry.get(key, False) for key in ("isolated", "adds"))
-    if not isinstance(isolated, bool) or not isinstance(adds, bool):
-        wrong = f"isolated is {isolated!r}, adds is {adds!r}"
+    flags = [False if first else entry.get(key, False) for key in ("isolated", "adds", "empty")]
+    isolated, adds, empty = flags
+    if not all(isinstance(flag, bool) for flag in flags):
+        wrong = f"isolated is {isolated!r}, adds is {adds!r}, empty is {empty!r}"
         raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
+    if empty and bank != NO_BANK:
+        raise DamageError(f"config: {where} is empty, but in bank {bank}.")
     rotations = 0 if first else _integer(entry.get("rotations", 0), f"{where}, rotations", 0, 4)
     sample = None
     if entry.get("inputs") is not None:
@@ -330,6 +334,7 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         isolated=isolated,
         adds_to_base=adds,
         rotations=rotations,
+        is_empty=empty,
         preprocessing=None
         if first or "preprocessing" not in entry
         else _of(lists.preprocessing, entry["preprocessing"], f"{where}, preprocessing"),
@@ -606,6 +611,8 @@ def _task_entry(subnet: Subnet) -> dict[str, Any]:
         entry["adds"] = True
     if subnet.rotations:
         entry["rotations"] = subnet.rotations
+    if subnet.adds_nothing:
+        entry["empty"] = True
     if subnet.normalization.mean:
         entry["channels"] = len(subnet.normalization.mean)
     if subnet.normalization.trailing:

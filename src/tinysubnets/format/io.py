@@ -66,6 +66,7 @@ from tinysubnets.model.subnet import (
     FIRST_MEMBER,
     FREE_SCORES,
     NO_BANK,
+    NO_REFERENCE,
     SCORES,
     BankDecision,
     CodebookTensor,
@@ -118,8 +119,7 @@ def sections_of(store: SubnetStore) -> Sections:
         coded = subnet.coded_mask
         if coded is None:
             raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
-        mask = subnet.packed_mask.bits
-        follows = None
+        mask, follows = subnet.packed_mask.bits, None
         if any(c.bits == 1 for c in subnet.own):
             new = weight_positions(store.layout, mask & ~owned.get(subnet.bank, np.uint8(0)))
             follows = store.layout.follows_in_kernel(new)
@@ -131,7 +131,8 @@ def sections_of(store: SubnetStore) -> Sections:
             other = None if subnet.reference is None else numbers.get(subnet.reference)
             heads, task_params = _task_params(store, subnet, other)
         memory, routing = write_memory(subnet.memory), write_routing(subnet.routing)
-        parts = (codes, books, write_coded_mask(coded), heads, task_params, memory, routing)
+        masks = b"" if subnet.adds_nothing else write_coded_mask(coded)
+        parts = (codes, books, masks, heads, task_params, memory, routing)
         for kind, data in zip(KINDS, parts, strict=True):
             out[kind].append(data)
     constants = b"".join(raw_bytes(t) for t in store.architecture.constants.values())
@@ -416,6 +417,9 @@ class _Walk:
     def entry(self, place: int) -> None:
         """Read an entry's mask and own weights; its task-specific parts where it is wanted."""
         entry, plan = self.manifest.tasks[place], self.plan
+        if entry.is_empty:
+            self._empty_entry(place)
+            return
         if entry.bank not in self.banks:
             self.banks[entry.bank] = _GrowingBank(self.layout, entry.bank)
         bank = self.banks[entry.bank]
@@ -437,6 +441,22 @@ class _Walk:
                 self.nameless[entry.number] = self._weights(entry, coded, packed, own)
             if plan.is_kept(place):
                 bank.wanted |= packed
+
+    def _empty_entry(self, place: int) -> None:
+        """Read a task that adds nothing to what it refers to: it takes no memory per weight."""
+        entry, plan = self.manifest.tasks[place], self.plan
+        with _at(f"task {entry.name!r}"):
+            for kind in ("codes", "codebooks", "masks"):
+                if self.file.size(kind, place):
+                    raise DamageError(f"{kind} of an entry that is empty.")
+            counts = [0] if entry.one_codebook else self._none_new
+            own = read_own((b"", b""), counts, self.layout, np.empty(0, np.int64))
+            packed, coded = PackedMask.none(self.layout.num_blocks), CodedMask(NO_REFERENCE, b"")
+            if plan.is_wanted(place):
+                self.subnets[entry.name] = self._subnet(place, coded, packed.bits, own)
+            elif plan.is_kept(place):
+                self._read_task_params(place, entry)
+                self.nameless[entry.number] = self._weights(entry, coded, packed.bits, own)
 
     def _check_empty(self, place: int) -> None:
         """Refuse sections of a task behind an entry that has no name."""
@@ -611,6 +631,8 @@ class ReadPlan:
             last = max(place for place in self.chain if tasks[place].bank == bank)
             group = [place for place in banks[bank] if place <= last]
             for place in reversed(group):
+                if tasks[place].is_empty:
+                    continue  # no mask is coded against its own
                 if place in needed or (bank != NO_BANK and file.size("codes", place)):
                     needed.add(place)
                     last_use.setdefault(place, place)

@@ -54,13 +54,16 @@ def decoded_bytes(manifest: Manifest) -> int:
     per_class = sum(math.prod(s.shape[1:]) for s in outputs)
     fixed = sum(s.numel for s in manifest.task_params if s.name not in manifest.outputs)
     for task in manifest.tasks:
-        need += layout.num_blocks // 8 + TASK_BYTES + TENSOR_BYTES * len(layout.shared)
-        if task.bank == NO_BANK:  # all that its mask holds is its own
-            need += 4 * layout.num_weights
+        need += TASK_BYTES + TENSOR_BYTES * len(layout.shared)
+        if not task.is_empty:
+            need += layout.num_blocks // 8
+            if task.bank == NO_BANK:  # all that its mask holds is its own
+                need += 4 * layout.num_weights
         if task.name:
             need += 4 * (fixed + per_class * task.num_outputs)
             need += TENSOR_BYTES * len(manifest.task_params) + 8 * task.channels
-    if any(t.reference is not None for t in manifest.tasks):  # the sum, while it is made
+    # The sum, while it is made. Over a base it is as large as what the user gives, or the file has.
+    if manifest.base is None and any(t.reference is not None for t in manifest.tasks):
         need += 4 * layout.num_weights
     for labels in {id(t.classes): t.classes for t in manifest.tasks}.values():
         # An array of strings has the width of its longest, four bytes a character.
@@ -80,7 +83,8 @@ def check_budget(manifest: Manifest, file_bytes: int) -> None:
     """
     # Masks are kept packed, yet each is read as a byte per block: that bounds the time. So is
     # every bank looked at, also one that is empty.
-    read = (len(manifest.tasks) + manifest.num_banks) * manifest.layout.num_blocks
+    masks = sum(not t.is_empty for t in manifest.tasks)
+    read = (masks + manifest.num_banks) * manifest.layout.num_blocks
     need, most = decoded_bytes(manifest) + read, most_bytes(file_bytes)
     if need > most:
         raise DamageError(

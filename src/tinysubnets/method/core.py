@@ -11,7 +11,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -471,18 +471,21 @@ class SubnetTrainer:
         if passes := self.core.routing.passes:  # measured so far: images and how they are turned
             accuracy = work.class_accuracy(compressed, coded, passes)
         preprocessing = self.task.preprocessing
+        decision = self.decision
+        if self.reference is not None and not compressed.mask.any():
+            decision = replace(decision, bank=NO_BANK)  # nothing of it is in any bank
         subnet = Subnet(
             name=self.task.name,
             classes=self.task.classes,
             normalization=self.task.normalization,
-            bank=self.decision.bank,
+            bank=decision.bank,
             packed_mask=PackedMask.of(compressed.mask),
             bits=compressed.bits,
             own=compressed.own,
             task_params={**self.taken_over, **coded},
             shapes=self.core.architecture.task_param_shapes(self.core.num_outputs(self.task)),
             memory=self.memory,
-            decision=self.decision,
+            decision=decision,
             valid_accuracy=accuracy,
             owned_before_pruning=work.owned_share(work.mask),
             sample=Sample.of(self.task.train.inputs(torch.arange(1))),

@@ -195,10 +195,14 @@ class LadderTrainer:
         ends = not result.taken and rung.density > 0
         self._begin(len(self.rungs) if ends else place + 1)
         if self.climbed is not None:
-            decision = self.climbed.trainer.decision
-            reason = f"{decision.reason}; {told(self.results)}"
-            kept = replace(self.climbed.subnet, decision=replace(decision, reason=reason))
+            kept = self._explained(self.climbed.trainer, self.climbed.subnet)
             self.climbed = replace(self.climbed, subnet=kept)
+
+    def _explained(self, trainer: SubnetTrainer, subnet: Subnet) -> Subnet:
+        """A subnet with what each rung gave in the reason for its place."""
+        reason = f"{trainer.decision.reason}; {told(self.results)}"
+        decision = replace(trainer.decision, reason=reason, bank=subnet.bank)
+        return replace(subnet, decision=decision)
 
     def _candidate(self, trainer: SubnetTrainer) -> Subnet | None:
         """What the store would keep of a rung; None where that is nothing that can be used."""
@@ -275,9 +279,7 @@ class LadderTrainer:
         assert trainer is not None
         trainer.module.load_state_dict(state)
         result = next(r for r in reversed(self.results) if r.taken)
-        subnet, _ = result_of(trainer.candidate())
-        reason = f"{trainer.decision.reason}; {told(self.results)}"
-        subnet = replace(subnet, decision=replace(trainer.decision, reason=reason))
+        subnet = self._explained(trainer, result_of(trainer.candidate())[0])
         return Climbed(place, has_norms, reuses, trainer, subnet, result.file_bytes)
 
 

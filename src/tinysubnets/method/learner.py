@@ -124,7 +124,8 @@ class TinySubNets(MaskedLearner):
           250,000 shared weights, as `tsn run` does, and else leaves the number as it is.
         - `isolated`: whether it gets a bank for itself; by default as the settings say.
         """
-        with learning(task, self.architecture.num_shared, progress, on_epoch, threads) as see:
+        num, known = self.architecture.num_shared, self._finish_seconds()
+        with learning(task, num, progress, on_epoch, threads, known) as see:
             # Choose a bank, and build what is trained over it.
             trainer = self.begin(task, isolated=isolated)
             while not trainer.finished:
@@ -135,6 +136,13 @@ class TinySubNets(MaskedLearner):
                 for step in trainer.finishing():  # of the best epoch: `compress`, then claimed
                     see(step)
         return self.reports[task.name]
+
+    def _finish_seconds(self) -> float | None:
+        """How long post-pruning took for earlier tasks; None where that is not known."""
+        if self.pruning.iterations == 0:
+            return 0.0
+        known = [r.pruning_seconds for r in self.reports.values() if r.pruning_seconds > 0]
+        return sum(known) / len(known) if known else None
 
     def begin(self, task: Task, *, isolated: bool | None = None) -> SubnetTrainer | LadderTrainer:
         """Check a task, choose its bank and set up its training; nothing is learned yet.

@@ -28,6 +28,7 @@ def learning(
     progress: bool | None = None,
     on_epoch: OnEpoch | None = None,
     threads: int | None = None,
+    finish_seconds: float | None = 0.0,
 ) -> Iterator[Callable[[EpochReport | PruningStep], None]]:
     """A block in which one task is learned; gives the function that is told every step.
 
@@ -37,12 +38,15 @@ def learning(
     - `on_epoch`: called with every `EpochReport`, after it was shown.
     - `threads`: of torch on the CPU inside the block; None takes one for small networks, as
       `tsn run` does, and else leaves the number as it is.
+    - `finish_seconds`: what follows the last epoch, post-pruning above all, took for earlier tasks;
+      None where something follows of which nothing is known yet.
     """
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     name = str(getattr(task, "name", ""))  # what is no task is refused when it begins
     display: Display = Silence()
     if progress or (progress is None and is_terminal):
-        display = LiveLine(name) if is_terminal else PlainLines(name)
+        clock = TaskClock(finish_seconds)
+        display = LiveLine(name, clock) if is_terminal else PlainLines(name, clock)
 
     def see(step: EpochReport | PruningStep) -> None:
         display.show(step)
@@ -59,7 +63,7 @@ class Display(Protocol):
 
     def __enter__(self) -> Display: ...
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
 
     def show(self, step: EpochReport | PruningStep) -> None:
         """Show one epoch, or one step of post-pruning."""
@@ -79,39 +83,89 @@ class Silence:
         """Nothing."""
 
 
-class PlainLines:
-    """One line for the last epoch, and now and then one for those before it."""
+class TaskClock:
+    """How long one task has taken, and will still take: epochs, and post-pruning behind them.
 
-    def __init__(self, task: str, every_seconds: float = EVERY_SECONDS) -> None:
-        self.task, self.every_seconds = for_terminal(task), every_seconds
-        self.seconds, self.last, self._spoke = 0.0, "", time.monotonic()
+    - `finish_seconds`: how long what follows the last epoch takes; None where nothing tells yet,
+      until post-pruning has begun.
+    - `now`: gives the seconds of a clock.
+    """
+
+    def __init__(
+        self, finish_seconds: float | None = 0.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.finish_seconds, self.now = finish_seconds, now
+        self.began = now()
+        self._epochs: EpochReport | None = None  # the last one
+        self._epoch_seconds = 0.0  # of all epochs
+        self._pruning: tuple[float, PruningStep, PruningStep] | None = None  # since, first, last
+
+    def see(self, step: EpochReport | PruningStep) -> None:
+        """Take note of a step."""
+        if isinstance(step, EpochReport):
+            self._epochs = step
+            self._epoch_seconds += step.seconds
+        else:
+            began, first, _ = self._pruning or (self.now(), step, step)
+            self._pruning = began, first, step
+
+    @property
+    def seconds(self) -> float:
+        """All that it has taken so far."""
+        return self.now() - self.began
+
+    @property
+    def left(self) -> str:
+        """The time left in words; empty where nobody knows, as with the rungs of a ladder."""
+        if self._pruning is not None:
+            began, first, last = self._pruning
+            if last.step == first.step:
+                return ""
+            each = (self.now() - began) / (last.step - first.step)
+            return f"{duration(each * (last.steps - last.step + 1))} left"
+        if self._epochs is None or self._epochs.stage or self._epochs.epoch == self._epochs.epochs:
+            return ""
+        each = self._epoch_seconds / self._epochs.epoch
+        left = each * (self._epochs.epochs - self._epochs.epoch)
+        if self.finish_seconds is None:
+            return f"more than {duration(left)} left"
+        return f"{duration(left + self.finish_seconds)} left"
+
+
+class PlainLines:
+    """Now and then a line for an epoch or a step of post-pruning, and one at the end."""
+
+    def __init__(
+        self, task: str, clock: TaskClock | None = None, every_seconds: float | None = None
+    ) -> None:
+        self.task = for_terminal(task)
+        self.every_seconds = EVERY_SECONDS if every_seconds is None else every_seconds
+        self.clock, self.last, self._spoke = clock or TaskClock(), "", time.monotonic()
 
     def __enter__(self) -> PlainLines:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._say()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.last:
+            self._say(ended(self.last, self.clock, failed=kind is not None))
 
     def show(self, step: EpochReport | PruningStep) -> None:
-        """Take note of an epoch, and print it if nothing was said for a while."""
-        if isinstance(step, PruningStep):
-            return
-        self.seconds += step.seconds
-        self.last = describe(step, self.seconds)
-        is_last = step.epoch == step.epochs
-        if is_last or time.monotonic() - self._spoke >= self.every_seconds:
-            self._say()
+        """Take note of a step, and print it if nothing was said for a while."""
+        self.clock.see(step)
+        if isinstance(step, EpochReport):
+            self.last = describe(step)
+        if time.monotonic() - self._spoke >= self.every_seconds:
+            self._say(f"{describe(step)}  {self.clock.left}".rstrip())
 
-    def _say(self) -> None:
-        if self.last:
-            print(f"{self.task}: {self.last}", flush=True)
-        self.last, self._spoke = "", time.monotonic()
+    def _say(self, text: str) -> None:
+        print(f"{self.task}: {text}", flush=True)
+        self._spoke = time.monotonic()
 
 
 class LiveLine:
-    """A line on a terminal that changes with every epoch; the last epoch's stays."""
+    """A line on a terminal that changes with every step; the last epoch's stays."""
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str, clock: TaskClock | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
@@ -122,44 +176,49 @@ class LiveLine:
             console=Console(),
             transient=True,
         )
-        self.task, self.seconds, self.last = for_terminal(task), 0.0, ""
+        self.task, self.clock, self.last = for_terminal(task), clock or TaskClock(), ""
         self.line = self.progress.add_task("", place=self.task, state="", total=None)
 
     def __enter__(self) -> LiveLine:
         self.progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.progress.stop()
         if self.last:
-            self.progress.console.print(f"{self.task}: {self.last}", highlight=False, markup=False)
+            text = ended(self.last, self.clock, failed=kind is not None)
+            self.progress.console.print(f"{self.task}: {text}", highlight=False, markup=False)
 
     def show(self, step: EpochReport | PruningStep) -> None:
-        """Show the step in the place of the one before it."""
+        """Show the step in the place of the one before it; post-pruning has a bar of its own."""
+        self.clock.see(step)
+        state = f"{describe(step)}  {self.clock.left}".rstrip()
         if isinstance(step, PruningStep):
-            state = f"post-pruning {step.step}/{step.steps}  valid {100 * step.accuracy:.2f} %"
-            self.progress.update(self.line, state=state, total=step.steps, completed=step.step)
+            self.progress.update(self.line, state=state, total=step.steps, completed=step.step - 1)
             return
-        self.seconds += step.seconds
-        self.last = describe(step, self.seconds)
+        self.last = describe(step)
         # What follows the last epoch, to find the bit-width, has no steps to count.
-        state = f"{self.last}  compressing" if step.epoch == step.epochs else self.last
+        state = f"{state}  compressing" if step.epoch == step.epochs else state
         self.progress.update(self.line, state=state, total=step.epochs, completed=step.epoch)
 
 
-def describe(report: EpochReport, seconds: float) -> str:
-    """An epoch in one line.
-
-    - `seconds`: what all epochs so far have taken; as long each as they did, the rest will take.
-    """
-    left = seconds / report.epoch * (report.epochs - report.epoch)
+def describe(step: EpochReport | PruningStep) -> str:
+    """An epoch, or a step of post-pruning, in one line."""
+    if isinstance(step, PruningStep):
+        return f"post-pruning {step.step}/{step.steps}  valid {100 * step.accuracy:.2f} %"
     return (
-        f"{report.stage + '  ' if report.stage else ''}"
-        f"epoch {report.epoch}/{report.epochs}  loss {report.loss:.4f}  "
-        f"valid {100 * report.valid_accuracy:.2f} %"
-        # Nobody knows how many rungs of a ladder are still climbed.
-        + (f"  {duration(left)} left" if report.epoch < report.epochs and not report.stage else "")
+        f"{step.stage + '  ' if step.stage else ''}"
+        f"epoch {step.epoch}/{step.epochs}  loss {step.loss:.4f}  "
+        f"valid {100 * step.valid_accuracy:.2f} %"
     )
+
+
+def ended(last: str, clock: TaskClock, *, failed: bool) -> str:
+    """The last epoch's line, with all the time that the task took where it was learned."""
+    if failed:
+        return last
+    seconds = clock.seconds
+    return f"{last}  learned in {f'{seconds:.1f} s' if seconds < 60 else duration(seconds)}"
 
 
 def duration(seconds: float) -> str:

@@ -45,6 +45,7 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     coded anew.
     """
     gone = set(numbers)
+    _refer_past_(store, gone)
     names = {s.name for s in store.subnets.values() if s.number in gone}
     before = store.entries()
     needed = _referred_to(before, gone)
@@ -90,6 +91,17 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     chains = {n: _chain(s, entries) for n, s in store.subnets.items()}
     used_by = tuple(n for n, chain in chains.items() if chain & (users | gone))
     return Removal(freed, kept, used_by)
+
+
+def _refer_past_(store: SubnetStore, gone: set[int]) -> None:
+    """Let tasks that refer to one which goes and adds nothing refer to what it refers to."""
+    past = {s.number: s.reference for s in store.subnets.values() if s.adds_nothing}
+    for name, subnet in store.subnets.items():
+        reference = subnet.reference
+        while reference in gone and reference in past:
+            reference = past[reference]
+        if reference != subnet.reference:
+            store.subnets[name] = replace(subnet, reference=reference)
 
 
 def union(subnets: Iterable[Subnet], layout: Layout) -> np.ndarray:

@@ -28,6 +28,7 @@ from tinysubnets.model.subnet import (
     FREE_SCORES,
     MAX_CHAIN,
     NO_BANK,
+    NO_REFERENCE,
     SCORES,
     CodedMask,
     Subnet,
@@ -179,6 +180,8 @@ class SubnetStore:
         - `earlier`: those entries, in order.
         - `owned`: all that their masks hold, at one bit per block.
         """
+        if subnet.adds_nothing:
+            return CodedMask(NO_REFERENCE, b"")
         kinds = [m.coded_mask.reference for m in earlier if m.coded_mask is not None]
         score_references = sum(k in (SCORES, FREE_SCORES) for k in kinds)
         seed = self.seed if score_references < MAX_SCORE_REFERENCES else None
@@ -186,7 +189,7 @@ class SubnetStore:
             self.layout,
             subnet.bank,
             subnet.number,
-            {i: m.packed_mask.bits for i, m in enumerate(earlier)},
+            {i: m.packed_mask.bits for i, m in enumerate(earlier) if not m.adds_nothing},
             owned,
         )
         scored = bool(subnet.name) and subnet.bank != NO_BANK
@@ -268,6 +271,8 @@ class SubnetStore:
         chain = self.chain(self.subnet(task))
         total = self.base_weights() if chain[-1].reference == BASE else None
         for entry in reversed(chain):
+            if entry.adds_nothing and total is not None:
+                continue
             mask = self.layout.expand(entry.mask)
             if entry.bank == NO_BANK:
                 own = torch.cat([c.decode() for c in entry.own])

@@ -157,7 +157,14 @@ class PackedMask:
     @classmethod
     def of(cls, mask: Tensor) -> PackedMask:
         """The packed form of a boolean vector."""
+        if not bool(mask.any()):
+            return cls.none(len(mask))
         return cls(pack_mask(mask.detach().cpu().numpy()), len(mask))
+
+    @classmethod
+    def none(cls, num: int) -> PackedMask:
+        """So many booleans that are all false; they take no memory."""
+        return cls(np.broadcast_to(np.uint8(0), -(-num // 8)), num)
 
     def unpack(self) -> Tensor:
         """The boolean vector on the CPU, made anew."""
@@ -247,6 +254,11 @@ class Subnet:
         done = Preprocessing.from_dict(self.preprocessing).for_any_size().apply(picture)
         fits = self.sample is not None and done.size == math.prod(self.sample.shape)
         return done.reshape(self.sample.shape) if fits and self.sample is not None else done
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether it has no bank and an empty mask: its weights are those that it refers to."""
+        return self.bank == NO_BANK and self.num_new == 0
 
     def check_inputs(self, inputs: Tensor) -> None:
         """Refuse a batch of raw inputs that a network would take for something else."""
