@@ -73,9 +73,9 @@ def equal_kilobytes() -> Iterator[Job]:
             f"tsn-w{width}-d{density:g}",
             (f"network.width={width}", f"tsn.density={density}"),
         )
-        yield from _seeds(table, label, _SMALL, "tsn", TEST_SEEDS, own, 110)
+        yield from _seeds(table, label, _SMALL, "tsn", TEST_SEEDS, own, 400)
     alone = ("tsn.reference=none",)
-    yield from _seeds(table, "tsn-w16-alone", _SMALL, "tsn", TEST_SEEDS, alone, 110)
+    yield from _seeds(table, "tsn-w16-alone", _SMALL, "tsn", TEST_SEEDS, alone, 400)
     for width, density, bits in (
         (8, 1.0, 2),
         (8, 0.25, 2),
@@ -86,12 +86,12 @@ def equal_kilobytes() -> Iterator[Job]:
         own = (f"network.width={width}", f"separate.density={density}", f"separate.bits={bits}")
         own += ("separate.scale=he",)
         label = f"separate-w{width}-d{density:g}-b{bits}"
-        yield from _seeds(table, label, _SMALL, "separate", TEST_SEEDS, own, 110)
+        yield from _seeds(table, label, _SMALL, "separate", TEST_SEEDS, own, 400)
     paper_network = "best/split-cifar100-paper-network"
-    yield from _seeds(table, "tsn-alexnet", paper_network, "tsn-wr", TEST_SEEDS, (), 330)
+    yield from _seeds(table, "tsn-alexnet", paper_network, "tsn-wr", TEST_SEEDS, (), 400)
     isolated = ("tsn.isolated=true",)
     yield from _seeds(
-        table, "tsn-alexnet-alone", paper_network, "tsn-wr", TEST_SEEDS[:1], isolated, 330
+        table, "tsn-alexnet-alone", paper_network, "tsn-wr", TEST_SEEDS[:1], isolated, 400
     )
     table = "equal-kilobytes-mnist"
     yield from _seeds(table, "tsn-wr", _MLP, "tsn-wr", TEST_SEEDS, (), 40)

@@ -279,7 +279,9 @@ def main() -> int:
         job = Job(**given | {"settings": tuple(given["settings"])})
         one(job, o.folder, o.data, o.device, o.threads)
     else:
-        jobs = [j for name in o.lists for j in LISTS[name]() if o.only in j.key]
+        # Of each list all rows with one seed first: a table that is cut off has every row.
+        listed = [sorted(LISTS[name](), key=lambda j: j.seed) for name in o.lists]
+        jobs = [job for some in listed for job in some if o.only in job.key]
         if o.dry_run:
             for job in jobs:
                 print(job.key, job.recipe, job.method, *job.settings, f"~{job.seconds} s")
