@@ -5,8 +5,9 @@
 
 Every variant of a scenario is learned with development seeds and measured on validation data by
 every rule. Rows are added to OUT/routing.jsonl as they come; runs and rows that are there are not
-made again, and a run that was cut off goes on. The choice is the variant and the rule with the highest mean,
-among those that keep accuracy and bytes with the task known (`MOST_LOST`, `MOST_MORE`). `--test`
+made again, and a run that was cut off goes on. The choice is the variant and the rule with the
+highest mean, among those that keep accuracy and bytes with the task known (`MOST_LOST`,
+`MOST_MORE`). `--test`
 learns that choice alone with other seeds and measures it on test data, once.
 """
 
