@@ -43,10 +43,11 @@ def median_ms(call: Callable[[], Any], device: torch.device, repeats: int) -> fl
     """The median time of a call in milliseconds, after a warm-up."""
     for _ in range(3):
         call()
-    return statistics.median(_ms(call, device) for _ in range(repeats))
+    return statistics.median(time_ms(call, device) for _ in range(repeats))
 
 
-def _ms(call: Callable[[], Any], device: torch.device) -> float:
+def time_ms(call: Callable[[], Any], device: torch.device) -> float:
+    """The time of one call in milliseconds, until the device has done it."""
     _wait(device)
     begin = time.perf_counter()
     call()
@@ -156,7 +157,7 @@ def compare(
     ours = masked_epoch(trainer)
     ours()
     # In turns: a machine may be now fast, now slow.
-    pairs = [(_ms(dense_epoch, device), _ms(ours, device)) for _ in range(rounds)]
+    pairs = [(time_ms(dense_epoch, device), time_ms(ours, device)) for _ in range(rounds)]
     dense_ms, masked_ms = (statistics.median(t) / steps for t in zip(*pairs, strict=True))
     target = {
         ("alexnet", "cuda"): "<= 1.5",
