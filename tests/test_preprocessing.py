@@ -219,6 +219,10 @@ def test_the_cards_lines_for_onnxruntime_label_as_the_store_does(
     assert Preprocessing.from_dict(about["preprocessing"]) == how.for_any_size()
     scale = store.subnet("light").normalization
     told = about.get("normalization")  # of few channels; it is done inside
+    if is_flat:
+        to_onnx(store, None, "all.onnx")  # where all tasks prepare pictures alike
+        told_of_all = {p.key: p.value for p in onnx.load("all.onnx").metadata_props}
+        assert json.loads(told_of_all["preprocessing"]) == about["preprocessing"]
     assert is_flat or (told["inside"] and np.allclose(told["mean"], scale.mean))
     needed = (how.frame is not None) + (how.channels is not None) + is_flat
     assert len([line for line in lines.splitlines() if line]) == 15 + needed
