@@ -48,6 +48,7 @@ def _all(device: torch.device, quick: bool, data: str | None) -> dict[str, Any]:
             ("mlp", 256, count(20, 211)),
             ("alexnet", 128, count(4, 35)),
             ("resnet18", 128, count(3, 35)),
+            ("small-resnet", 128, count(3, 35)),
         ):
             if (not gpu and network == "resnet18") or (gpu and compiled and network == "mlp"):
                 continue  # minutes on a CPU; nothing to win for launch-bound steps on a GPU

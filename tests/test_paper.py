@@ -118,6 +118,8 @@ def test_accuracy_gives_both_means_with_their_spread(runs: Path) -> None:
     assert row[4].startswith(f"{mean:.2f} ± ")
     assert row[4].endswith("(2)")
     assert row[5:7] == ("task-IL", "task-IL")
+    # Without the task's name: ours, the rule of SupSup, and unknown inputs.
+    assert all(cell.endswith("(2)") for cell in row[7:11])
     for method in ("Naive", "CWRStar", "SI", "Replay", "Cumulative"):
         cells = (NOT_RUN, NOT_RUN, "domain-IL")
         assert row_of(table, "p-MNIST", method)[3:6] == cells  # one head over the same ten classes

@@ -592,6 +592,12 @@ def test_what_is_measured_at_the_end_is_what_would_have_been_on_the_way() -> Non
     assert total == sum(map(sum, found["confusion"]))
     assert found["passes"] == 3 and 0.5 < found["unknown"]["auroc"] <= 1
     assert found["together"]["task_accuracy"] >= found["task_accuracy"]
+    # Beside it the rule of SupSup, from the same passes.
+    entropy = without_task(learner.store, probes, rule="entropy")
+    assert found["entropy_rule"]["task_accuracy"] == pytest.approx(entropy["task_accuracy"])
+    for other in (found, entropy):
+        share = other["entropy_rule"]["class-IL"]
+        assert share == pytest.approx(entropy["class-IL"]["average_accuracy"])
 
 
 def test_where_tasks_have_the_same_classes_the_label_counts() -> None:

@@ -472,7 +472,11 @@ def _export_all(store: SubnetStore, options: argparse.Namespace) -> int:
     if sample is not None:
         kind = str(sample.dtype).removeprefix("torch.")
         print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
-    print(f"gives {', '.join(OUTPUTS)}; every input passes {len(store.tasks)} networks")
+    turned = any(s.rotations for s in store.subnets.values())
+    print(
+        f"gives {', '.join(OUTPUTS)}; every input passes {len(store.tasks)} networks"
+        + (", in four rotations each where they were learned" if turned else "")
+    )
     return 0
 
 

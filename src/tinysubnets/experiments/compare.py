@@ -42,6 +42,9 @@ _ROUTED = {  # measured without the task's name, in the same run
     "class-IL": ("class-IL", "average_accuracy"),
     "domain-IL": ("domain-IL", "average_accuracy"),
     "task found": ("task_accuracy",),
+    "class-IL, entropy": ("entropy_rule", "class-IL"),
+    "domain-IL, entropy": ("entropy_rule", "domain-IL"),
+    "unknown, AUROC": ("unknown", "auroc"),
 }
 
 
@@ -223,7 +226,8 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
     if routed:
         notes.append(
             "class-IL, domain-IL: the same models without the task's name, by routing over all "
-            "tasks' networks; task found: how often it is the right one"
+            "tasks' networks; task found: how often it is the right one; entropy: the rule of "
+            "SupSup on the same models; unknown: how well inputs of a task left out are told"
         )
     kinds = {r.matrix_kind for g in groups for r in g.runs} - {"full"}
     notes += [

@@ -305,9 +305,12 @@ def _without_task(found: Mapping[str, Any]) -> str:
         if found.get(kind):
             rows.append((f"{kind}: {text}", f"{100 * found[kind]['average_accuracy']:.2f} %"))
     rows.append(("task found", f"{100 * found['task_accuracy']:.2f} %"))
+    if found.get("entropy_rule"):
+        share = found["entropy_rule"]["task_accuracy"]
+        rows.append(("the same by least entropy (SupSup)", f"{100 * share:.2f} %"))
     if found.get("unknown"):
         rows.append(("unknown inputs told, AUROC", f"{100 * found['unknown']['auroc']:.2f} %"))
-    title = f"without the task's name, by {found['rule']} of all {found['passes']} networks"
+    title = f"without the task's name, by {found['rule']}, {found['passes']} passes"
     return f"{title}\n{text_table(rows)}"
 
 

@@ -97,6 +97,7 @@ def _without_task(found: Any) -> dict[str, Any] | None:
         numbers = ("average_accuracy", "backward_transfer", "forgetting")
         out[kind] = {k: own.get(k) for k in numbers} if isinstance(own, dict) else None
     out["unknown"] = {"auroc": (found.get("unknown") or {}).get("auroc")}
+    out["entropy_rule"] = found.get("entropy_rule")
     return out
 
 

@@ -15,7 +15,6 @@ from scipy.stats import rankdata
 
 from tinysubnets.experiments import metrics
 from tinysubnets.model.routing import Claims, Router, Routing, candidates, decide
-from tinysubnets.tasks.rotations import ROTATIONS
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 16  # inputs of one task that are routed as a batch
 BINS = 10  # of the histogram of confidences
+BASELINE = "entropy"  # the rule of SupSup, for comparison
 DECODED_BYTES = 1 << 30  # that tasks may take while they are measured
 
 
@@ -43,7 +43,8 @@ class Routed:
         """What some tasks say, read batch by batch: large test sets stay on disk."""
         data, size = self.probe.data, metrics.CHUNK // 4
         raw = (data.inputs(slice(i, i + size)) for i in range(0, len(data), size))
-        return Router(self.store, subnets, self.rule).claims(raw, batch_size=size)
+        router = Router(self.store, subnets, self.rule, also=(BASELINE,))
+        return router.claims(raw, batch_size=size)
 
     def among(self, names: Sequence[str]) -> tuple[Routing, Claims]:
         """Who wins if these are the candidates, as far as they take such inputs."""
@@ -55,17 +56,21 @@ class Routed:
             claims = self._claims(router.subnets)  # these keep a part that others do not
         return decide(router, claims), claims
 
-    def right(self, names: Sequence[str], scenario_type: str, together: int = 1) -> float:
+    def right(
+        self, names: Sequence[str], scenario_type: str, together: int = 1, rule: str | None = None
+    ) -> float:
         """The share of right answers among some tasks.
 
         - `scenario_type`: "task" asks for the task alone, "class-IL" for task and class,
           "domain-IL" for the label, wherever it came from.
         - `together`: so many inputs, spread over the data, are routed as one batch; those that are
           left over do not count.
+        - `rule`: "entropy" lets the least entropy win, whatever tasks keep.
         """
         routing, claims = self.among(names)
         count = len(routing) // together
-        scores = routing.scores[: count * together].reshape(together, count, -1)
+        scores = routing.scores if rule is None else claims.parts[rule].numpy()
+        scores = scores[: count * together].reshape(together, count, -1)
         chosen = np.tile(scores.sum(0).argmax(1), together)  # sample i is in batch i % count
         if scenario_type == "task":
             return float((np.array(routing.candidates)[chosen] == self.probe.name).mean())
@@ -107,12 +112,18 @@ def without_task(
     found = [f.tasks == p.name for f, p in zip(final, probes, strict=True)]
     out: dict[str, Any] = {
         "rule": final[0].rule,
-        "passes": sum(ROTATIONS if s.rotations else 1 for s in store.subnets.values()),
+        "passes": sum(s.num_turns for s in store.subnets.values()),
         "task_accuracy": float(np.mean([f.mean() for f in found])),
         "confusion": [[int((f.tasks == n).sum()) for n in names] for f in final],
         "confidence": _confidences(final, found),
         "unknown": _unknown(routed, names, final),
         "together": _together(routed, names, types),
+        "entropy_rule": {
+            "task_accuracy" if t == "task" else t: float(
+                np.mean([r.right(names, t, rule=BASELINE) for r in routed])
+            )
+            for t in ("task", *types)
+        },
     }
     for scenario_type in ("class-IL", "domain-IL"):
         out[scenario_type] = None

@@ -29,7 +29,7 @@ from tinysubnets.model.routing import (
 )
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, NO_BANK, Subnet
-from tinysubnets.tasks.rotations import ROTATIONS, turned
+from tinysubnets.tasks.rotations import turned
 
 OUTPUTS = ("task", "label", "probability", "confidence", "unknown", "scores")
 
@@ -150,7 +150,7 @@ class AllTasks(nn.Module):
             seen = self.architecture(base, subnet.normalization(raw))
             points = {**points, "base": seen}
         images = subnet.normalization(raw)
-        turns = range(ROTATIONS if subnet.rotations else 1)
+        turns = range(subnet.num_turns)
         told = told_by(subnet, [self.architecture(tensors, turned(images, k)) for k in turns])
         parts = {n: _part(n, record, told, points) for n in router.weights}
         score = _weighed(parts, router.weights)

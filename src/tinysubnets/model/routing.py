@@ -425,6 +425,7 @@ class Router:
       them keeps nothing.
     - `stacked`: whether networks of equal shapes run in one pass, which is faster on a GPU; last
       bits of scores then depend on which tasks are asked together.
+    - `also`: further parts that claims are to have, beside those that scores are made of.
     """
 
     def __init__(
@@ -434,6 +435,7 @@ class Router:
         rule: str | None = None,
         *,
         stacked: bool = False,
+        also: Sequence[str] = (),
     ) -> None:
         if rule is not None and rule not in RULES:
             raise SettingError(unknown("rule", str(rule), RULES))
@@ -449,6 +451,7 @@ class Router:
             seen = [r for s, r in zip(self.subnets, records, strict=True) if not s.isolated]
             self.weights = {p: (seen or records)[-1].weights[p] for p in shared}
         self.rule = " + ".join(self.weights)
+        self.parts = tuple(dict.fromkeys((*self.weights, *also)))
         # The last batch as a network saw it: the next task often normalizes alike.
         self._last: tuple[Normalization, Tensor, Tensor] | None = None
 
@@ -496,7 +499,7 @@ class Router:
         chunks = _chunks(given, self.subnets, most)
         found = [self._chunk(chunk, shortlist, answers) for chunk in chunks]
         empty = torch.zeros(0, len(self.subnets))
-        nothing = Claims(dict.fromkeys(self.weights, empty), empty.long(), empty)
+        nothing = Claims(dict.fromkeys(self.parts, empty), empty.long(), empty)
         return Claims.joined([nothing, *found])
 
     @arithmetic("float32", deterministic=True)
@@ -504,7 +507,7 @@ class Router:
     def _chunk(self, chunk: Sequence[Tensor], shortlist: int | None, with_answers: bool) -> Claims:
         """The claims on some batches: every task is decoded once for all of them."""
         size, count = sum(map(len, chunk)), len(self.subnets)
-        parts = {n: torch.full((size, count), -math.inf) for n in self.weights}
+        parts = {n: torch.full((size, count), -math.inf) for n in self.parts}
         answers = torch.zeros(size, count, dtype=torch.int64)
         probability = torch.zeros(size, count)
         for name in self.common:
@@ -573,7 +576,8 @@ class Router:
         def one(raw: Tensor) -> list[Told]:
             seen = self._seen(subnet.normalization, raw)
             outputs = [
-                self.store.outputs(subnet, tensors, raw, turned(seen, k)) for k in _turns(subnet)
+                self.store.outputs(subnet, tensors, raw, turned(seen, k))
+                for k in range(subnet.num_turns)
             ]
             return [told_by(subnet, outputs)]
 
@@ -608,7 +612,7 @@ class Router:
             if not same:
                 seen = torch.stack([s.normalization(raw) for s in subnets])
             try:
-                outputs = [network(stacked, turned(seen, k)) for k in _turns(subnets[0])]
+                outputs = [network(stacked, turned(seen, k)) for k in range(subnets[0].num_turns)]
             except RuntimeError:  # a layer that vmap does not know
                 return [single(raw)[0] for single in singles]
             return [told_by(s, [o[i] for o in outputs]) for i, s in enumerate(subnets)]
@@ -644,11 +648,6 @@ def told_by(subnet: Subnet, outputs: Sequence[Tensor]) -> Told:
     return Told(joined(heads), features, rotation_evidence(heads))
 
 
-def _turns(subnet: Subnet) -> range:
-    """How often images are turned to the left before a task's network sees them, in order."""
-    return range(ROTATIONS if subnet.rotations else 1)
-
-
 def network_part(name: str, record: Record | None, told: Told) -> Tensor:
     """A part of a task's score by its network [n], standardized by what the task keeps, if it does.
 
@@ -665,7 +664,7 @@ def network_part(name: str, record: Record | None, told: Told) -> Tensor:
     else:
         assert name == "features" and record is not None
         values = record.gaussians[name].log_density(told.features)
-    if record is None:
+    if record is None or name == "entropy":
         return values
     mean, deviation = record.spreads[name]
     return (values - mean) / deviation

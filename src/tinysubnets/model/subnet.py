@@ -240,7 +240,12 @@ class Subnet:
     @property
     def num_outputs(self) -> int:
         """How many outputs the head has."""
-        return len(self.classes) * (ROTATIONS if self.rotations else 1)
+        return len(self.classes) * self.num_turns
+
+    @property
+    def num_turns(self) -> int:
+        """In how many rotations its network sees an input whose task is not told."""
+        return ROTATIONS if self.rotations else 1
 
     @property
     def num_new(self) -> int:

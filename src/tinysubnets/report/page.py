@@ -193,6 +193,12 @@ GROUP_COLUMNS = (  # what matters stands first: a phone shows the first columns 
     Column("seconds", "n", _mean(lambda r: r.result.get("seconds"), 0)),
     Column("runs", "n", lambda g: str(len(g.runs))),
     Column("setting", "", lambda g: g.runs[0].scenario_type),
+    Column(
+        "class-IL by entropy (SupSup), %",
+        "n",
+        _mean(lambda r: r.routed("entropy_rule", "class-IL"), 2, 100),
+    ),
+    Column("unknown inputs, AUROC %", "n", _mean(lambda r: r.routed("unknown", "auroc"), 2, 100)),
     Column("recipe", "long", lambda g: g.label),
 )
 
