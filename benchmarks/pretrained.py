@@ -3,11 +3,20 @@
     python -m benchmarks.pretrained prepare --data DATA --out arrays     # once, where the data are
     python -m benchmarks.pretrained run --arrays arrays --base my_networks:lite0 --out rows.jsonl
     python -m benchmarks.pretrained table rows.jsonl                     # Markdown
+    python -m benchmarks.pretrained heads --arrays arrays --base my_networks:lite0
 
 `near` is split CIFAR-100, `far` are digits, clothes and letters as color images; both are enlarged
-to `--size` pixels. A method's learning rate is chosen on validation data among `--lrs`, task by
-task, for all methods alike; test data are measured once. Bytes are those that a task adds, heads
-included: of ours those of the file, of others 16-bit values, or what a line says.
+to `--size` pixels. A method's learning rate is chosen among `--lrs` by validation accuracy, on the
+first task of a stream and for the first seed, and kept for the others; of the others nothing is
+chosen, and test data are measured once. Bytes are those that a task adds, heads included: of ours
+what the file grows by, of others 16-bit values, or what a line says. Ours learns the tasks of a
+stream one after the other in one model, the others have one network per task. The task of an input
+is known, so that ours keeps nothing to recognize it by.
+
+Every row is written as soon as it is there. A `run` that ended, or reached `--seconds`, goes on
+where it was: seeds come one after the other, so that all that is left out is a seed.
+
+`heads` learns twenty heads in one model and tells its bytes, and how long one task takes to load.
 """
 
 from __future__ import annotations
@@ -17,8 +26,8 @@ import copy
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +37,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
-from tinysubnets import Architecture, TinySubNets, networks
+from tinysubnets import Architecture, SubnetStore, TinySubNets, networks
+from tinysubnets.coding.byte_io import Writer
 from tinysubnets.coding.masks import entropy_bits
-from tinysubnets.model.subnet import code
+from tinysubnets.format.sections import write_tensors
+from tinysubnets.method.compress import store_task_params
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
@@ -86,18 +97,32 @@ def prepare(options: argparse.Namespace) -> None:
         save(f"far-{number}-{Path(name).name}", *parts, None)
 
 
-def tasks(options: argparse.Namespace, stream: str, seed: int) -> Iterator[Task]:
+def tasks(options: argparse.Namespace, stream: str, seed: int) -> list[Task]:
     """The tasks of a stream, enlarged, with validation data drawn from the seed."""
+    out = []
     for file in sorted(Path(options.arrays).glob(f"{stream}-*.npz"))[: options.max_tasks]:
         with np.load(file) as arrays:
-            pairs = [
-                (enlarged(arrays[f"{part}inputs"], options.size), arrays[f"{part}labels"])
-                for part in ("", "test_")
-            ]
-        norm = options.normalization
-        yield Task.from_arrays(
-            file.stem, *pairs[0], valid=0.15, test=pairs[1], seed=seed, normalization=norm
+            pairs = []
+            for part, most in (("", options.train), ("test_", options.test)):
+                labels = arrays[f"{part}labels"]
+                where = np.concatenate(
+                    [np.flatnonzero(labels == c)[:most] for c in np.unique(labels)]
+                )
+                images = enlarged(arrays[f"{part}inputs"][where], options.size)
+                pairs.append((images, labels[where]))
+        out.append(
+            Task.from_arrays(
+                file.stem,
+                *pairs[0],
+                valid=0.15,
+                test=pairs[1],
+                seed=seed,
+                normalization=options.normalization,
+            )
         )
+    if not out:
+        raise SystemExit(f"no arrays of the stream {stream!r} in {options.arrays}: prepare them.")
+    return out
 
 
 def enlarged(images: np.ndarray, size: int) -> np.ndarray:
@@ -123,6 +148,9 @@ class Fit:
     forward: Callable[[Tensor, bool], Tensor]
     parameters: list[nn.Parameter]
     sizes: Callable[[], dict[str, tuple[float, Callable[[Tensor, bool], Tensor]]]]
+
+
+Rival = Callable[[nn.Module, str, int], Fit]
 
 
 def head_of(net: nn.Module, name: str, classes: int) -> nn.Linear:
@@ -214,24 +242,70 @@ def piggyback(net: nn.Module, name: str, classes: int) -> Fit:
     return Fit(forward, [*scores.values(), *head.parameters()], sizes)
 
 
-def lora(rank: int) -> Callable[[nn.Module, str, int], Fit]:
-    """Low-rank differences by peft, of pointwise convolutions and linear layers."""
+class LowRank(nn.Module):
+    """A frozen linear layer or pointwise convolution, and a difference of low rank beside it.
+
+    The output is layer(x) + 2 B(A(x)), with A of `rank` outputs from a random start and B from 0,
+    as peft begins them with an alpha of twice the rank.
+    """
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
+        super().__init__()
+        self.layer = layer
+        if isinstance(layer, nn.Linear):
+            self.down: nn.Module = nn.Linear(layer.in_features, rank, bias=False)
+            self.up: nn.Module = nn.Linear(rank, layer.out_features, bias=False)
+        else:
+            stride, padding = layer.stride, layer.padding
+            self.down = nn.Conv2d(layer.in_channels, rank, 1, stride, padding, bias=False)
+            self.up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+        nn.init.zeros_(self.up.weight)
+        self.to(layer.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + 2 * self.up(self.down(x))
+
+
+def adapted_layers(net: nn.Module, head: str) -> list[str]:
+    """The layers that get a difference of low rank: linear ones and pointwise convolutions."""
+    return [
+        n
+        for n, m in net.named_modules()
+        if (isinstance(m, nn.Linear) and n != head)
+        or (isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1) and m.groups == 1)
+    ]
+
+
+def with_low_rank(net: nn.Module, head: str, rank: int) -> nn.Module:
+    """The network with a `LowRank` in the place of each layer that gets one."""
+    for name in adapted_layers(net, head):
+        parent, _, leaf = name.rpartition(".")
+        layer = net.get_submodule(name)
+        assert isinstance(layer, (nn.Linear, nn.Conv2d))
+        setattr(net.get_submodule(parent), leaf, LowRank(layer, rank))
+    return net
+
+
+def with_peft(net: nn.Module, head: str, rank: int) -> nn.Module:
+    """The same by peft, which is an extra."""
+    import peft
+
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=adapted_layers(net, head), lora_dropout=0.0
+    )
+    return peft.get_peft_model(net, config)
+
+
+def lora(rank: int, adapt: Callable[[nn.Module, str, int], nn.Module]) -> Rival:
+    """Differences of low rank, and a head."""
 
     def make(net: nn.Module, name: str, classes: int) -> Fit:
-        import peft
-
         head = head_of(net, name, classes)
-        targets = [
-            n
-            for n, m in net.named_modules()
-            if (isinstance(m, nn.Linear) and n != name)
-            or (isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1) and m.groups == 1)
-        ]
-        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
-        adapted = peft.get_peft_model(net, config)
-        for parameter in head.parameters():
-            parameter.requires_grad_(True)
-        low = [p for n, p in adapted.named_parameters() if "lora_" in n]
+        kept = {id(p) for p in net.parameters()} - {id(p) for p in head.parameters()}
+        adapted = adapt(net, name, rank)
+        own = {n: p for n, p in adapted.named_parameters() if id(p) not in kept}
+        for n, parameter in adapted.named_parameters():
+            parameter.requires_grad_(n in own)
 
         def forward(inputs: Tensor, training: bool) -> Tensor:
             set_mode(adapted, training, own_norms=False)
@@ -239,31 +313,43 @@ def lora(rank: int) -> Callable[[nn.Module, str, int], Fit]:
 
         def sizes() -> dict[str, tuple[float, Callable[[Tensor, bool], Tensor]]]:
             coded = copy.deepcopy(adapted)
-            size = 0.0
-            with torch.no_grad():
-                for n, p in coded.named_parameters():
-                    if "lora_" in n or p.requires_grad:
-                        found = code(p.flatten(), CODEC_BITS)
-                        p.copy_(found.decode().view_as(p).to(p))
-                        size += found.size_bits / 8
+            tensors = {n: p for n, p in coded.named_parameters() if n in own}
+            size = code_(tensors)
 
             def by_codec(inputs: Tensor, training: bool) -> Tensor:
                 return coded.eval()(inputs)
 
-            plain = 2.0 * sum(p.numel() for p in [*low, *head.parameters()])
+            plain = 2.0 * sum(p.numel() for p in own.values())
             return {"": (plain, forward), "our codec": (size, by_codec)}
 
-        return Fit(forward, [*low, *head.parameters()], sizes)
+        return Fit(forward, list(own.values()), sizes)
 
     return make
 
 
-RIVALS: dict[str, Callable[[nn.Module, str, int], Fit]] = {
+@torch.no_grad()
+def code_(tensors: Mapping[str, Tensor]) -> float:
+    """Round tensors as our files hold heads, in `CODEC_BITS`; gives the bytes they take there."""
+    coded = store_task_params(
+        {n: t.detach().cpu() for n, t in tensors.items()}, CODEC_BITS, head=""
+    )
+    for name, tensor in tensors.items():
+        tensor.copy_(coded[name].decode().view_as(tensor).to(tensor))
+    writer = Writer()
+    # What is one number everywhere takes no bytes.
+    write_tensors(writer, {n: c for n, c in coded.items() if c.codes is None or c.bits}, None)
+    return float(len(writer.bytes()))
+
+
+RIVALS: dict[str, Rival] = {
     "full fine-tuning": full,
     "piggyback": piggyback,
-    "lora-4": lora(4),
-    "lora-16": lora(16),
+    "lora-4": lora(4, with_low_rank),
+    "lora-16": lora(16, with_low_rank),
+    "lora-4-peft": lora(4, with_peft),
+    "lora-16-peft": lora(16, with_peft),
 }
+USUAL = [name for name in RIVALS if not name.endswith("peft")]  # peft need not be there
 
 
 def batches(count: int, size: int, seed: int) -> Iterator[Tensor]:
@@ -286,22 +372,29 @@ def accuracy(forward: Callable[[Tensor, bool], Tensor], split: Any, options: Any
 def fit_rival(method: str, task: Task, lr: float, seed: int, options: Any) -> Iterator[Row]:
     """Train a rival on a task; a row for each way to store it."""
     torch.manual_seed(seed)
+    kind = torch.device(options.device).type
     net = copy.deepcopy(options.net).to(options.device)
     fit = RIVALS[method](net, options.architecture.head, task.num_classes)
     fit_parameters = [p for p in fit.parameters if p.requires_grad]
     optimizer = torch.optim.AdamW(fit_parameters, lr, weight_decay=1e-4)
     steps = options.epochs * -(-len(task.train) // options.batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    inputs, labels = task.train.inputs(), task.train.labels.to(options.device)
+    if kind == "cuda":
+        inputs = inputs.to(options.device)
     begin = time.perf_counter()
     for epoch in range(options.epochs):
         for where in batches(len(task.train), options.batch, seed * 1000 + epoch):
-            raw = task.train.inputs(where).to(options.device)
-            logits = fit.forward(options.normalize(raw), True)
-            loss = functional.cross_entropy(logits, task.train.labels[where].to(options.device))
+            raw = inputs[where.to(inputs.device)].to(options.device)
+            with torch.autocast(kind, torch.bfloat16, enabled=options.precision == "bfloat16"):
+                logits = fit.forward(options.normalize(raw), True)
+            loss = functional.cross_entropy(logits.float(), labels[where.to(labels.device)])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
+    if kind == "cuda":
+        torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     for note, (size, forward) in fit.sizes().items():
         valid, test = (accuracy(forward, part, options) for part in (task.valid, task.test))
@@ -326,54 +419,161 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
-def learn_ours(method: str, task: Task, lr: float, seed: int, options: Any) -> Iterator[Row]:
-    """A task by a method of ours, over the same base."""
-    architecture = Architecture(options.net, options.architecture.head, base="frozen")
-    settings = OURS[method] | options.settings.get(method, {})
-    training = {"epochs": options.epochs, "batch_size": options.batch, "lr": 10 * lr}
-    learner = TinySubNets(
-        architecture, device=options.device, seed=seed, training=training, **settings
+def learner_of(method: str, lr: float, seed: int, options: Any) -> TinySubNets:
+    """A learner of ours over the base; heads and norms move ten times as far as whole networks."""
+    settings = {"routing": {"parts": ()}} | OURS[method] | options.settings.get(method, {})
+    training = {
+        "epochs": options.epochs,
+        "batch_size": options.batch,
+        "lr": 10 * lr,
+        "optimizer": "adamw",
+        "weight_decay": 1e-4,
+        "precision": options.precision,
+        "micro_batch": options.micro_batch,
+    }
+    return TinySubNets(
+        options.frozen, device=options.device, seed=seed, training=training, **settings
     )
+
+
+def learn_ours(learner: TinySubNets, method: str, task: Task, lr: float, options: Any) -> Row:
+    """One more task of a model."""
     before = learner.ledger().file_bytes or 0
     begin = time.perf_counter()
     report = learner.learn(task, progress=False)
     seconds = time.perf_counter() - begin
     size = (learner.ledger().file_bytes or 0) - before
     test = 100 * learner.evaluate(task).accuracy
-    valid = 100 * report.valid_accuracy
-    yield row(task, method, seed, valid, test, size, seconds, lr, report.reason, options)
+    valid, reason, seed = 100 * report.valid_accuracy, report.reason, learner.settings.seed
+    return row(task, method, seed, valid, test, size, seconds, lr, reason, options)
 
 
 # Runs and tables.
 
 
+class OutOfTimeError(Exception):
+    """The seconds that a run may take are over."""
+
+
 def run(options: argparse.Namespace) -> None:
     """All methods on all tasks; rows that are in the file already are not made again."""
-    out = Path(options.out)
-    done = {(r.stream, r.method, r.seed, r.task) for r in read(out)} if out.exists() else set()
+    if strange := sorted(set(options.methods) - {*OURS, *RIVALS}):
+        raise SystemExit(f"unknown methods {strange}; known: {', '.join([*OURS, *RIVALS])}.")
+    set_up(options)
+    options.done = read(Path(options.out)) if Path(options.out).exists() else []
+    options.begin, parts = time.perf_counter(), []
+    try:
+        for seed in options.seeds:
+            for stream in options.streams:
+                found = tasks(options, stream, seed)
+                for method in options.methods:
+                    begin = time.perf_counter()
+                    (run_ours if method in OURS else run_rival)(method, found, seed, options)
+                    parts.append((seed, stream, method, time.perf_counter() - begin))
+    except OutOfTimeError:
+        print(f"stopped after {options.seconds:g} s; the same command goes on from here.")
+    for seed, stream, method, seconds in parts:
+        print(f"seed {seed}, {stream}, {method}: {seconds:.1f} s")
+    if options.done:
+        table(argparse.Namespace(rows=options.out))
+
+
+def set_up(options: argparse.Namespace) -> None:
+    """Build the network, and find out what its inputs are."""
     options.net = networks.pretrained(options.base)
     options.architecture = Architecture(options.net, options.head)
+    options.frozen = Architecture(options.net, options.architecture.head, base="frozen")
     expected = options.architecture.expected_inputs
     mean, std = CHANNELS if expected is None else (expected.mean, expected.std)
     options.normalization = Normalization(*(tuple(255 * v for v in p) for p in (mean, std)), 2)
     options.normalize = options.normalization
     options.settings = json.loads(options.settings)
-    for seed in options.seeds:
-        for stream in options.streams:
-            for task in tasks(options, stream, seed):
-                for method in options.methods:
-                    if (stream, method, seed, task.name) not in done:
-                        for found in best_rate(method, task, seed, options):
-                            with out.open("a") as file:
-                                file.write(json.dumps(asdict(found)) + "\n")
-                            print(found, flush=True)
 
 
-def best_rate(method: str, task: Task, seed: int, options: Any) -> list[Row]:
-    """The rows of the learning rate that is best on validation data."""
-    work = learn_ours if method in OURS else fit_rival
-    tried = [list(work(method, task, lr, seed, options)) for lr in options.lrs]
-    return max(tried, key=lambda rows: rows[0].valid)
+def run_rival(method: str, found: list[Task], seed: int, options: Any) -> None:
+    """A rival on all tasks of a stream that are not in the file yet."""
+    for task in found:
+        if done_with(method, task, seed, options):
+            continue
+        tried = [
+            list(fit_rival(method, task, lr, seed, options))
+            for lr in rates(method, task, options)
+            if not check_time(options)
+        ]
+        write(max(tried, key=lambda rows: rows[0].valid), options)
+
+
+def run_ours(method: str, found: list[Task], seed: int, options: Any) -> None:
+    """A method of ours on a stream: all of its tasks in one model, which begins anew."""
+    if all(done_with(method, task, seed, options) for task in found):
+        return
+    state = None
+    for task in found:
+        tried = []
+        for lr in rates(method, task, options):
+            check_time(options)
+            learner = learner_of(method, lr, seed, options)
+            if state is not None:
+                learner.restore_(*state)
+            tried.append((learn_ours(learner, method, task, lr, options), learner))
+        best, learner = max(tried, key=lambda pair: pair[0].valid)
+        state = learner.state()
+        if not done_with(method, task, seed, options):
+            write([best], options)
+
+
+def rates(method: str, task: Task, options: Any) -> list[float]:
+    """The learning rates to try: the one that was best on the stream's first task, or all."""
+    stream = task.name.partition("-")[0]
+    known = [r for r in options.done if r.stream == stream and r.method == method]
+    return [known[0].lr] if known else options.lrs
+
+
+def done_with(method: str, task: Task, seed: int, options: Any) -> bool:
+    """Whether the file has a row of this task."""
+    return any((r.method, r.task, r.seed) == (method, task.name, seed) for r in options.done)
+
+
+def check_time(options: Any) -> None:
+    """Stop where the seconds of the run are over."""
+    if options.seconds and time.perf_counter() - options.begin > options.seconds:
+        raise OutOfTimeError
+
+
+def write(rows: list[Row], options: Any) -> None:
+    """Add rows to the file."""
+    options.done += rows
+    with Path(options.out).open("a") as file:
+        file.writelines(json.dumps(asdict(found)) + "\n" for found in rows)
+    for found in rows:
+        note = f" ({found.note})" if found.note else ""
+        print(
+            f"seed {found.seed} {found.task} {found.method}{note}: valid {found.valid:.2f}, test "
+            f"{found.test:.2f}, {found.size_bytes / 1000:.1f} kB, {found.seconds:.1f} s, lr "
+            f"{found.lr:g}",
+            flush=True,
+        )
+
+
+def heads(options: argparse.Namespace) -> None:
+    """Twenty tasks of a head each: what the file takes, and how long one of them takes to load."""
+    import tempfile
+
+    set_up(options)
+    learner = learner_of("head alone", options.lrs[0], 0, options)
+    found = tasks(options, options.streams[0], 0)
+    for number in range(20):
+        learner.learn(replace(found[number % len(found)], name=f"{number}"), progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        size = learner.save(folder).stat().st_size
+        seconds = []
+        for _ in range(5):
+            net = networks.pretrained(options.base)
+            begin = time.perf_counter()
+            SubnetStore.load(folder, net, task="7").tensors("7")
+            seconds.append(time.perf_counter() - begin)
+    print(f"20 heads: {size:,} bytes; one task beside building the network: {min(seconds):.3f} to "
+          f"{max(seconds):.3f} s")  # fmt: skip
 
 
 def read(path: Path) -> list[Row]:
@@ -405,6 +605,28 @@ def table(options: argparse.Namespace) -> None:
             )
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What runs are given."""
+    parser.add_argument("--arrays", required=True, help="what prepare wrote")
+    parser.add_argument("--base", required=True, help="timm:NAME or MODULE:FUNCTION")
+    parser.add_argument("--head", help="its last layer, where that has no usual name")
+    parser.add_argument("--size", type=int, default=96, help="side of the images in pixels")
+    parser.add_argument("--streams", nargs="+", default=["near", "far"])
+    parser.add_argument("--methods", nargs="+", default=[*OURS, *USUAL])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--micro-batch", type=int, help="samples at once, of ours")
+    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bfloat16"))
+    parser.add_argument("--max-tasks", type=int, default=10, help="of a stream")
+    parser.add_argument("--train", type=int, default=500, help="at most so many images of a class")
+    parser.add_argument("--test", type=int, default=100, help="at most so many images of a class")
+    parser.add_argument("--seconds", type=float, help="begin nothing new after so many")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--settings", default="{}", help="JSON: by method of ours, its settings")
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
@@ -417,21 +639,12 @@ def main(arguments: list[str] | None = None) -> None:
     first.add_argument("--order", type=int, default=100, help="seed of the order of classes")
     first.set_defaults(work=prepare)
     second = commands.add_parser("run", help="all methods on all tasks")
-    second.add_argument("--arrays", required=True, help="what prepare wrote")
-    second.add_argument("--base", required=True, help="timm:NAME or MODULE:FUNCTION")
-    second.add_argument("--head", help="its last layer, where that has no usual name")
+    fourth = commands.add_parser("heads", help="the bytes and the loading of twenty heads")
+    for parser_of in (second, fourth):
+        add_options(parser_of)
     second.add_argument("--out", required=True, help="rows are added to this file")
-    second.add_argument("--size", type=int, default=96)
-    second.add_argument("--streams", nargs="+", default=["near", "far"])
-    second.add_argument("--methods", nargs="+", default=[*OURS, *RIVALS])
-    second.add_argument("--seeds", type=int, nargs="+", default=[0])
-    second.add_argument("--lrs", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
-    second.add_argument("--epochs", type=int, default=10)
-    second.add_argument("--batch", type=int, default=64)
-    second.add_argument("--max-tasks", type=int, default=10)
-    second.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    second.add_argument("--settings", default="{}", help="JSON: by method of ours, its settings")
     second.set_defaults(work=run)
+    fourth.set_defaults(work=heads)
     third = commands.add_parser("table", help="print the tables")
     third.add_argument("rows")
     third.set_defaults(work=table)

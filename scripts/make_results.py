@@ -76,7 +76,8 @@ DESCRIBED = {
     "grid-mnist": Described(
         "What scores start from × when weights are quantized",
         "Permuted MNIST by `paper/permuted-mnist` and TSN-wr, cut to 5 epochs by a cosine, 20,000 "
-        "images and no layer-wise loss; all ten tasks, 5,000 test images, one CPU core.",
+        "images and no layer-wise loss; all ten tasks, 5,000 test images, one CPU core with other "
+        "work beside, so that seconds mean nothing.",
         "continue-in-place",
     ),
 }
@@ -156,7 +157,7 @@ def _bits(runs: Sequence[Run]) -> str:
     return f"{shown}; {len(banks)}"
 
 
-def described_table(name: str, runs: Sequence[Run]) -> str:
+def described_table(name: str, runs: Sequence[Run], *, with_picture: bool = True) -> str:
     """A table with its title, note and picture."""
     about = DESCRIBED.get(name, Described(name))
     machines = sorted({str(_environment(r, "device")) for r in runs})
@@ -164,7 +165,7 @@ def described_table(name: str, runs: Sequence[Run]) -> str:
     made = f"{len(runs)} runs, `results/{name}/`, on {', '.join(machines)}, commit "
     made += f"{', '.join(commits)}."
     parts = [f"### {about.title}", f"{about.note} {made}".strip(), group_table(runs, about)]
-    if about.has_picture and len(published.by_label(runs)) > 1:
+    if with_picture and about.has_picture and len(published.by_label(runs)) > 1:
         parts.insert(2, f"![{about.title}](images/results-{name}.svg){{ width=400 }}")
     return "\n\n".join(parts)
 
@@ -275,7 +276,8 @@ def methods(name: str) -> Callable[[Tables], str]:
 
     def table(tables: Tables) -> str:
         if f"main-{name}" in tables:
-            return described_table(f"main-{name}", tables[f"main-{name}"])
+            own = described_table(f"main-{name}", tables[f"main-{name}"], with_picture=False)
+            return f"{own}\n\n{costs(name, tables)}"
         before = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))
         own = before[f"methods-{name}"]
         text = lines_of(own["headings"], own["rows"])
@@ -285,6 +287,23 @@ def methods(name: str) -> Callable[[Tables], str]:
         )
 
     return table
+
+
+def costs(name: str, tables: Tables) -> str:
+    """What every method of a main table took: trials, runs, failures and minutes."""
+    path = RESULTS / "failures.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    failed = [str(json.loads(line)["key"]) for line in lines]
+    rows = []
+    for method in dict.fromkeys(r.method for r in tables[f"main-{name}"]):
+        trials = [r for r in tables.get(f"choose-{name}", ()) if r.method == method]
+        runs = [r for r in tables[f"main-{name}"] if r.method == method]
+        seconds = sum(float(r.result.get("seconds") or 0) for r in (*trials, *runs))
+        places = (f"choose-{name}/{method}-", f"main-{name}/{method}-")
+        lost = sum(key.startswith(places) for key in failed)
+        rows.append((method, str(len(trials)), str(len(runs)), str(lost), f"{seconds / 60:.1f}"))
+    text = "Trials on validation data, runs on test seeds, failures, minutes (several at once):"
+    return f"{text}\n\n{lines_of(('method', 'trials', 'runs', 'failed', 'minutes'), rows)}"
 
 
 def letter(tables: Tables) -> str:

@@ -136,6 +136,7 @@ def test_list_shows_data_that_are_there(capsys: pytest.CaptureFixture, tmp_path:
         (["run", "permuted-digit"], "Did you mean 'permuted-digits'"),
         (["run", "--method", "tns"], "Did you mean 'tsn'"),
         (["run", "--set", "training.epoch=5"], "Did you mean 'training.epochs'"),
+        (["run", "--set", "epohcs=5"], "There is a setting 'training.epochs'"),
         (["run", "--set", "tsn.density=0"], "density = 0"),
         (["run", "--device", "abacus"], "'auto', 'cpu' or 'cuda'"),
         (["resume", "nowhere"], "not a folder"),

@@ -242,18 +242,18 @@ def test_the_part_that_was_measured_is_named(
     assert learn(model, "a", data, *quick) == 0  # one folder kept aside is the test part
     text = capsys.readouterr().out
     assert "54 training, 6 validation, 20 test samples" in text
-    assert "on 20 samples val/, which nothing was learned or chosen by" in text
+    assert "on 20 samples of val/, which nothing was learned or chosen by" in text
     write(data / "test", 30, seed=4)
     assert learn(model, "b", data, *quick) == 0
     text = capsys.readouterr().out
     assert "60 training, 20 validation, 30 test samples" in text
-    assert "on 30 samples test/, which nothing" in text
+    assert "on 30 samples of test/, which nothing" in text
     images, labels = pictures(40)
     held = {"test_inputs": images[:10], "test_labels": (labels[:10] == "bright").astype(int)}
     numbers = (labels == "bright").astype(int)
     np.savez(tmp_path / "d.npz", inputs=images, labels=numbers, **held)
     assert learn(model, "c", tmp_path / "d.npz", *quick) == 0
-    assert "on 10 samples test_inputs, which nothing" in capsys.readouterr().out
+    assert "on 10 samples of test_inputs, which nothing" in capsys.readouterr().out
 
     pytest.importorskip("onnxruntime")
     export = ["export", str(model), "--task", "b", str(tmp_path / "b.onnx"), "--data"]

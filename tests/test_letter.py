@@ -9,16 +9,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nets import learner, mlp, stack, task
+from nets import TRAINING, learner, mlp, stack, task
 from run_helpers import numbers, small_options
 from test_task_module import batch, make
 from tinysubnets import scenarios
 from tinysubnets.errors import SettingError
-from tinysubnets.experiments import recipe
+from tinysubnets.experiments import methods, recipe
 from tinysubnets.experiments.recipe import Plan, build_architecture
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.method.learner import TinySubNets
+from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.tasks.task import Task
 
@@ -227,3 +228,39 @@ def test_the_paper_s_recipes_are_its_letter() -> None:
         assert own["layer_loss"] == "both" and own["layer_loss_weight"] == 1.0, name
     assert recipe.load("paper/permuted-mnist").data["permute_first"]
     assert recipe.load("paper/split-cifar100").data["class_order"] == "natural"
+
+
+def test_without_test_data_accuracy_is_that_of_validation_data() -> None:
+    task = scenarios.build("permuted-digits", {"test": False}).task(1)
+    assert task.test is None and len(task.valid)
+    with_test = scenarios.build("permuted-digits").task(1)
+    assert with_test.test is not None
+    assert torch.equal(task.valid.inputs(), with_test.valid.inputs())
+
+
+@pytest.mark.parametrize("name", ["wsn", "packnet", "ada-qpacknet"])
+def test_rivals_can_be_stored_by_our_codec(name: str) -> None:
+    plain = {} if name == "ada-qpacknet" else {"bits": 3}
+    sizes = []
+    for settings in ({}, plain | {"task_param_bits": "auto"}):
+        own = methods.build(
+            name,
+            Architecture(mlp()),
+            settings=settings | {"density": 0.3},
+            training=TRAINING,
+            pruning={},
+            device="cpu",
+            seed=0,
+        )
+        own.learn(FIRST)
+        before = own.logits("a", torch.ones(2, 6))
+        own.learn(SECOND)
+        assert torch.equal(own.logits("a", torch.ones(2, 6)), before)
+        sizes.append(own.ledger().total)
+    assert sizes[1].heads < sizes[0].heads
+    assert sizes[1].codes < sizes[0].codes or name == "ada-qpacknet"
+    with pytest.raises(SettingError, match="task_param_bits"):
+        methods.build(
+            name, Architecture(mlp()), settings={"task_param_bits": 3}, training={}, pruning={},
+            device="cpu", seed=0,
+        )  # fmt: skip

@@ -110,6 +110,7 @@ def test_bold_is_only_what_is_clearly_better(finished: Path, tmp_path: Path) -> 
     add("luckier", [0.990, 0.880, 0.950])
     add("worse", [0.700, 0.710, 0.705])
     runs = published.read_tables(tmp_path)["main-mnist"]
+    assert "| tsn-wr | 0 | 12 | 0 |" in make_results.costs("mnist", {"main-mnist": runs})
     lines = make_results.described_table("main-mnist", runs).splitlines()
     rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
     assert [label for label, line in rows.items() if "**" in line] == ["better"]
@@ -158,6 +159,7 @@ def test_jobs_are_run_once_and_their_results_kept(
     assert run.main() == 0
     there = tmp_path / "elsewhere" / "grid-x" / "ours-s1.json"
     assert json.loads(there.read_bytes()) == json.loads(first)
+    assert (tmp_path / "elsewhere" / "failures.jsonl").read_text() == failure + "\n"
 
 
 def test_the_dial_with_the_best_validation_accuracy_is_chosen(
@@ -167,9 +169,13 @@ def test_the_dial_with_the_best_validation_accuracy_is_chosen(
     monkeypatch.setattr(jobs, "CHOSEN", tmp_path / "chosen.json")
     result = read_run(finished).result
     for number, value in enumerate((0.5, 0.9, 0.7)):
-        tasks = [t | {"valid_accuracy": value, "accuracy": 1 - value} for t in result["tasks"]]
-        published.publish(result | {"tasks": tasks}, tmp_path / f"choose-mnist/wsn-{number}.json")
+        metrics = result["metrics"] | {"average_accuracy": value}
+        changed = result | {"metrics": metrics, "measured_on": ["valid"]}
+        published.publish(changed, tmp_path / f"choose-mnist/wsn-{number}.json")
     run.choose("mnist", tmp_path)
     assert jobs.chosen("mnist") == {"wsn": jobs.DIALS["wsn"][1]}
     main = [j for j in jobs.LISTS["main-mnist"]() if j.name == "wsn-s0"]
     assert jobs.DIALS["wsn"][1] in main[0].settings
+    published.publish(result, tmp_path / "choose-mnist" / "si-0.json")
+    with pytest.raises(SystemExit, match="measured on test data"):
+        run.choose("mnist", tmp_path)

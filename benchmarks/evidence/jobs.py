@@ -73,9 +73,9 @@ def equal_kilobytes() -> Iterator[Job]:
             f"tsn-w{width}-d{density:g}",
             (f"network.width={width}", f"tsn.density={density}"),
         )
-        yield from _seeds(table, label, _SMALL, "tsn", TEST_SEEDS, own, 110)
+        yield from _seeds(table, label, _SMALL, "tsn", TEST_SEEDS, own, 400)
     alone = ("tsn.reference=none",)
-    yield from _seeds(table, "tsn-w16-alone", _SMALL, "tsn", TEST_SEEDS, alone, 110)
+    yield from _seeds(table, "tsn-w16-alone", _SMALL, "tsn", TEST_SEEDS, alone, 400)
     for width, density, bits in (
         (8, 1.0, 2),
         (8, 0.25, 2),
@@ -86,12 +86,12 @@ def equal_kilobytes() -> Iterator[Job]:
         own = (f"network.width={width}", f"separate.density={density}", f"separate.bits={bits}")
         own += ("separate.scale=he",)
         label = f"separate-w{width}-d{density:g}-b{bits}"
-        yield from _seeds(table, label, _SMALL, "separate", TEST_SEEDS, own, 110)
+        yield from _seeds(table, label, _SMALL, "separate", TEST_SEEDS, own, 400)
     paper_network = "best/split-cifar100-paper-network"
-    yield from _seeds(table, "tsn-alexnet", paper_network, "tsn-wr", TEST_SEEDS, (), 330)
+    yield from _seeds(table, "tsn-alexnet", paper_network, "tsn-wr", TEST_SEEDS, (), 400)
     isolated = ("tsn.isolated=true",)
     yield from _seeds(
-        table, "tsn-alexnet-alone", paper_network, "tsn-wr", TEST_SEEDS[:1], isolated, 330
+        table, "tsn-alexnet-alone", paper_network, "tsn-wr", TEST_SEEDS[:1], isolated, 400
     )
     table = "equal-kilobytes-mnist"
     yield from _seeds(table, "tsn-wr", _MLP, "tsn-wr", TEST_SEEDS, (), 40)
@@ -173,14 +173,13 @@ DIALS: dict[str, tuple[str, ...]] = {
     "tsn-wr": tuple(f"tsn.density={v}" for v in (0.02, 0.035, 0.07, 0.15)),
     "tsn": tuple(f"tsn.density={v}" for v in (0.02, 0.035, 0.07, 0.15)),
 }
-# WSN's masks with our codec: weights as codes, task-specific parameters rounded.
-SAME_CODEC = (
-    "tsn.bits=auto",
-    "tsn.first_bits=4",
-    "tsn.tolerance=0.05",
-    "tsn.training_bits=32",
-    "tsn.density_exponent=0",
-)
+# Rivals by our codec: weights in 4 bits where theirs have 32, task-specific parameters rounded.
+SAME_CODEC = {
+    "wsn": ("wsn.bits=4", "wsn.task_param_bits=auto", "wsn.density_exponent=0.7"),
+    "packnet": ("packnet.bits=4", "packnet.task_param_bits=auto"),
+    "ada-qpacknet": ("ada-qpacknet.task_param_bits=auto",),
+}
+OWN_NORMS = ("naive", "replay", "ewc", "si")  # dense methods that can have norms per task
 _OTHER_TYPES = {
     "cifar100": {m: ("class-IL",) for m in ("naive", "cumulative", "replay")},
     "mnist": {
@@ -206,11 +205,14 @@ def _assignments(dial: str) -> tuple[str, ...]:
 
 
 def _choose(data: str) -> Iterator[Job]:
-    """All values of all dials on the first four tasks, with the development seed."""
+    """All values of all dials on the first four tasks, with the development seed.
+
+    Without test data, so that all accuracies are of validation data, also those in the end.
+    """
     recipe, common = _place(data)
     for method, values in DIALS.items():
         for number, value in enumerate(values):
-            settings = (*common, "data.num_tasks=4", *_assignments(value))
+            settings = (*common, "data.num_tasks=4", "data.test=false", *_assignments(value))
             seconds = _SECONDS.get(method, 75) * 4 // 10 if data == "cifar100" else 90
             yield Job(
                 f"choose-{data}",
@@ -241,9 +243,14 @@ def _main(data: str) -> Iterator[Job]:
         for kind in _OTHER_TYPES[data].get(method, ()):
             own = (*settings, f"{method}.scenario_type={kind}")
             yield from _seeds(table, f"{method}-{kind}", recipe, method, TEST_SEEDS, own, seconds)
-    density = dials.get("wsn", DIALS["wsn"][0]).replace("wsn.", "tsn.")
-    own = (*common, *SAME_CODEC, density)
-    yield from _seeds(table, "wsn-same-codec", recipe, "tsn-wr-wpp", TEST_SEEDS, own, 75)
+    for method in OWN_NORMS if data == "cifar100" else ():  # the small MLP has no norms
+        own = (*common, *(_assignments(dials[method]) if method in dials else ()))
+        own += (f"{method}.norms=per_task",)
+        yield from _seeds(table, f"{method}-own-norms", recipe, method, TEST_SEEDS, own, 75)
+    for method, codec in SAME_CODEC.items():
+        dial = _assignments(dials[method]) if method in dials else ()
+        own = (*common, *dial, *codec)
+        yield from _seeds(table, f"{method}-same-codec", recipe, method, TEST_SEEDS, own, 80)
     # The spread of initialization alone: one class order, five seeds of learning.
     own = (*common, *_assignments(dials.get("tsn-wr", DIALS["tsn-wr"][1])), "data.seed=0")
     yield from _seeds(f"spread-{data}", "tsn-wr-one-order", recipe, "tsn-wr", TEST_SEEDS, own, 75)

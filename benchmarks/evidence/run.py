@@ -7,8 +7,8 @@
 
 A result goes to `results/<table>/<run>.json` and, with `--bundle FILE`, as a line to one file, for
 a machine that gives few files back. What is there already is not run again; a run that was cut off
-goes on from its checkpoint while its folder (`--work`) lives. Failures go to `failures.jsonl`
-beside the bundle, or in `--work`, with the end of what the run printed. It needs torch, numpy,
+goes on from its checkpoint while its folder (`--work`) lives. Failures go to `failures.jsonl` in
+the results, or beside the bundle, with the end of what the run printed. It needs torch, numpy,
 scipy, pyarrow, safetensors and, to decode images, Pillow.
 """
 
@@ -31,6 +31,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.evidence.jobs import CHOSEN, DIALS, LISTS, Job  # noqa: E402
 
 RESULTS = ROOT / "results"
+FAILURES = "failures.jsonl"
 
 
 def one(job: Job, folder: Path, data: str | None, device: str, threads: int) -> None:
@@ -156,9 +157,10 @@ class Runner:
         """Write down that a run failed, and how."""
         self.failed.add(job.key)
         log = self.folder(job).with_suffix(".log").read_text(encoding="utf-8", errors="replace")
-        place = self.options.bundle.parent if self.options.bundle else self.work
+        place = self.options.bundle.parent if self.options.bundle else self.options.results
+        place.mkdir(parents=True, exist_ok=True)
         row = {"key": job.key, "status": status, "seconds": round(seconds), "end": log[-2000:]}
-        with open(place / "failures.jsonl", "a", encoding="utf-8") as file:
+        with open(place / FAILURES, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{job.key}: FAILED ({status})\n{log[-600:]}", flush=True)
 
@@ -189,15 +191,17 @@ class Runner:
 
 
 def choose(data: str, results: Path) -> None:
-    """For every method the value of its dial with the best mean validation accuracy."""
+    """For every method the value of its dial with the best validation accuracy in the end."""
     table, found = results / f"choose-{data}", {}
     for method, values in DIALS.items():
         scores = {}
         for number, value in enumerate(values):
             path = table / f"{method}-{number}.json"
             if path.exists():
-                tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"]
-                scores[value] = sum(t["valid_accuracy"] for t in tasks) / len(tasks)
+                result = json.loads(path.read_text(encoding="utf-8"))
+                if result["measured_on"] != ["valid"]:
+                    raise SystemExit(f"{path} was measured on test data: nothing is chosen by it.")
+                scores[value] = result["metrics"]["average_accuracy"]
         for value, score in scores.items():
             print(f"{method}: {value}: {100 * score:.2f} % on validation data")
         if scores:
@@ -208,7 +212,16 @@ def choose(data: str, results: Path) -> None:
 
 
 def unpack(bundle: Path, results: Path) -> None:
-    """The lines of a bundle as published files; those that are there stay as they are."""
+    """The lines of a bundle as published files; those that are there stay as they are.
+
+    The failures beside it go to those of the results.
+    """
+    failures = bundle.parent / FAILURES
+    if failures.exists():
+        known = (results / FAILURES).read_text() if (results / FAILURES).exists() else ""
+        new = [line for line in failures.read_text().splitlines() if line not in known]
+        results.mkdir(parents=True, exist_ok=True)
+        (results / FAILURES).write_text(known + "".join(f"{line}\n" for line in new))
     for line in bundle.read_text(encoding="utf-8").splitlines():
         row: dict[str, Any] = json.loads(line)
         path = results / f"{row['key']}.json"
@@ -266,7 +279,9 @@ def main() -> int:
         job = Job(**given | {"settings": tuple(given["settings"])})
         one(job, o.folder, o.data, o.device, o.threads)
     else:
-        jobs = [j for name in o.lists for j in LISTS[name]() if o.only in j.key]
+        # Of each list all rows with one seed first: a table that is cut off has every row.
+        listed = [sorted(LISTS[name](), key=lambda j: j.seed) for name in o.lists]
+        jobs = [job for some in listed for job in some if o.only in job.key]
         if o.dry_run:
             for job in jobs:
                 print(job.key, job.recipe, job.method, *job.settings, f"~{job.seconds} s")
@@ -276,4 +291,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what is at work ends too
     sys.exit(main())

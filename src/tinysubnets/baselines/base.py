@@ -29,6 +29,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from tinysubnets import __version__, config
 from tinysubnets.errors import (
@@ -94,12 +95,15 @@ class DenseSettings:
     - `init`: weights start from the seed ("seeded") or from those of the network given
       ("pretrained").
     - `scale`: how wide seeded weights are drawn.
+    - `norms`: "per_task" keeps scales, shifts and statistics of normalization layers for each task,
+      as they were when it was learned; only where the task is known. "shared" has one set for all.
     - `seed`: of first weights, the order of samples, dropout, augmentation and what is remembered.
     """
 
     scenario_type: ScenarioType = "task-IL"
     init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
+    norms: Literal["shared", "per_task"] = "shared"
     seed: int = 0
 
 
@@ -223,7 +227,11 @@ class DenseTrainer:
         check_finite(learner.architecture, tensors, self.training.valid, task.name)
         constants = learner.architecture.constants
         plain = {n: t.cpu().clone() for n, t in tensors.items() if n not in constants}
+        norms = tensors_with_prefix(learner.extra_state, "norms/")  # a method may replace the rest
         learner.tensors = learner.after_task(self, plain)
+        for name in learner.norm_names() if learner.settings.norms == "per_task" else ():
+            norms[f"{self.number}/{name}"] = learner.tensors[name].clone()
+        learner.extra_state |= {f"norms/{name}": tensor for name, tensor in norms.items()}
         if distributed.is_active():
             kept = {**learner.tensors, **learner.extra_state}
             distributed.check_same(f"task {task.name!r}", weights_hash(kept))
@@ -263,6 +271,8 @@ class DenseLearner:
     scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "class-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = DenseSettings
     settings: DenseSettings
+    # Whether a learned task can keep its norms: not where all tasks are trained together.
+    takes_norms: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -287,6 +297,7 @@ class DenseLearner:
             self.settings_class, settings, training=(TrainingSettings, training)
         )
         check_scenario_type(self.name, self.settings.scenario_type, self.scenario_types)
+        self._check_norms()
         self.device, self.architecture = pick_device(device), architecture
         self.pretrained: dict[str, Tensor] | None = None
         if self.settings.init == "pretrained":
@@ -300,6 +311,30 @@ class DenseLearner:
         self.reports: dict[str, TaskReport] = {}
         self.file_bytes: int | None = None
         self.turn = Turn()
+
+    def _check_norms(self) -> None:
+        """Refuse norms per task where the task is not known, or tasks are trained together."""
+        if self.settings.norms == "shared":
+            return
+        if not self.takes_norms:
+            raise SettingError(
+                f"norms = 'per_task' is not allowed: {self.name} trains all tasks together, or "
+                "has a network for each; give 'shared'."
+            )
+        if self.settings.scenario_type != "task-IL":
+            raise SettingError(
+                "norms = 'per_task' needs to know the task of an input; give "
+                "scenario_type = 'task-IL', or norms = 'shared'."
+            )
+
+    def norm_names(self) -> list[str]:
+        """The names of all tensors of normalization layers."""
+        own = {s.name for s in self.architecture.task_params}
+        kinds = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+        modules = self.architecture.code("eval").named_modules()
+        names = [f"{n}." if n else "" for n, module in modules if isinstance(module, kinds)]
+        leaves = ("weight", "bias", "running_mean", "running_var")
+        return [f"{n}{leaf}" for n in names for leaf in leaves if f"{n}{leaf}" in own]
 
     # What a method may say of its own.
 
@@ -448,7 +483,8 @@ class DenseLearner:
 
     def network(self, task: str) -> dict[str, Tensor]:
         """The tensors that answer for a learned task, by the user's own names."""
-        return self.tensors
+        place = list(self.learned).index(task)
+        return self.tensors | tensors_with_prefix(self.extra_state, f"norms/{place}/")
 
     @torch.no_grad()
     def logits(self, task: str | None, inputs: Any) -> Tensor:
@@ -499,8 +535,11 @@ class DenseLearner:
     def ledger(self) -> Ledger:
         """What the model weighs, in bits: dense weights at 32 each, and what the method keeps."""
         num, learned = self.architecture.num_shared, bool(self.learned)
-        memory = sum(8 * t.numel() * t.element_size() for t in self.extra_state.values())
-        common = network_bits(self.architecture, self.tensors) + Entry(memory=memory)
+        bits = {n: 8 * t.numel() * t.element_size() for n, t in self.extra_state.items()}
+        norms = sum(b for n, b in bits.items() if n.startswith("norms/"))
+        memory = sum(bits.values()) - norms
+        common = network_bits(self.architecture, self.tensors)
+        common += Entry(memory=memory, task_params=norms)
         return Ledger(
             tasks={name: Entry() for name in self.learned},
             common=common if learned else Entry(),
@@ -630,6 +669,11 @@ class DenseLearner:
                         f"the network given is not the one this model was made with: {spec.name} "
                         f"has the shape {spec.shape}, in the model {found}."
                     )
+
+
+def tensors_with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin so, by the rest of their names."""
+    return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def network_bits(architecture: Architecture, tensors: Mapping[str, Tensor]) -> Entry:

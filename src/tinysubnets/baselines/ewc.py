@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer
-from tinysubnets.baselines.penalty import (
-    constants,
-    protected_names,
-    quadratic,
+from tinysubnets.baselines.base import (
+    DenseLearner,
+    DenseSettings,
+    DenseTrainer,
     tensors_with_prefix,
 )
+from tinysubnets.baselines.penalty import constants, protected_names, quadratic
 from tinysubnets.errors import SettingError
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.nn.architecture import Architecture

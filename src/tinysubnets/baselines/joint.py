@@ -50,6 +50,7 @@ class Cumulative(DenseLearner):
     """
 
     name: ClassVar[str] = "cumulative"
+    takes_norms: ClassVar[bool] = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -158,6 +159,7 @@ class Independent(DenseLearner):
     """
 
     name: ClassVar[str] = "independent"
+    takes_norms: ClassVar[bool] = False
     scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL",)
 
     def make_module(self, task: Task) -> DenseModule:

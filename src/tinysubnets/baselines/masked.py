@@ -63,11 +63,18 @@ class WSNSettings:
     """What WSN does with each task.
 
     - `density`: the share of weights its mask keeps.
+    - `density_exponent`: 0, as in the paper, gives every tensor that density; above, small tensors
+      are denser, as in TinySubNets.
+    - `bits`, `task_param_bits`: how weights, and heads, biases and norms, are stored: 32 as in the
+      paper; fewer, or "auto" for the latter, by the codec of TinySubNets.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread.
     - `scenario_type`: "task-IL": the task of an input is known.
     """
 
     density: float = 0.5
+    density_exponent: float = 0.0
+    bits: int = 32
+    task_param_bits: Literal["auto"] | int = 32
     init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
     scenario_type: ScenarioType = "task-IL"
@@ -78,6 +85,11 @@ class WSNSettings:
             raise SettingError(
                 f"density = {self.density!r} is not allowed; give a share above 0, at most 1."
             )
+        if not 0 <= self.density_exponent <= 1:
+            raise SettingError(
+                f"density_exponent = {self.density_exponent!r} is not allowed; give 0 to 1."
+            )
+        check_stored(self.bits, self.task_param_bits)
 
 
 class WSN(MaskedLearner):
@@ -121,15 +133,17 @@ class WSN(MaskedLearner):
         if bool(bank.owned.all()):
             self.core.warn_full(decision.bank)
         start = self.core.initial_state(task, decision.bank)
-        compression = Compression(layout.keep(self.settings.density), bits=32)
+        settings = self.settings
+        keep = layout.keep(settings.density, settings.density_exponent)
+        compression = Compression(keep, bits=32)
         module = TaskModule(self.architecture, layout, bank.values, bank.owned, start, compression)
         return SubnetTrainer(
             self.core,
             task,
             decision,
             module,
-            at_once(_as_trained),
-            task_params=TaskParamSettings(32),
+            at_once(lambda trained: _as_trained(trained, settings.bits)),
+            task_params=stored_params(settings.task_param_bits),
             reports=self.reports,
         )
 
@@ -147,9 +161,24 @@ class WSN(MaskedLearner):
         return {"wsn": 1 - self.store.free_share() + 8 * seven_tasks_size(masks) / (32 * num)}
 
 
-def _as_trained(trained: Compressor) -> Compressed:
-    """The mask and the weights as they were trained, in 32 bits."""
-    return Compressed(trained.mask, 32, trained.encode(trained.mask, 32))
+def _as_trained(trained: Compressor, bits: int) -> Compressed:
+    """The mask and the weights as they were trained, in 32 bits, or rounded to fewer."""
+    return Compressed(trained.mask, bits, trained.encode(trained.mask, bits))
+
+
+def stored_params(bits: Literal["auto"] | int) -> TaskParamSettings:
+    """How task-specific parameters are stored; "auto" loses as little as TinySubNets may."""
+    return TaskParamSettings(bits, 0.002 if bits == "auto" else 0.0)
+
+
+def check_stored(bits: int, task_param_bits: Literal["auto"] | int) -> None:
+    """Refuse widths that the codec does not have."""
+    if bits not in (*range(1, 9), 32):
+        raise SettingError(f"bits = {bits!r} is not allowed; give 1 to 8, or 32.")
+    if task_param_bits not in ("auto", 4, 5, 6, 7, 8, 16, 32):
+        raise SettingError(
+            f"task_param_bits = {task_param_bits!r} is not allowed; give 'auto', 4 to 8, 16 or 32."
+        )
 
 
 # Pruning by magnitude -----------------------------------------------------------------------------
@@ -224,6 +253,7 @@ class PruneRetrainTrainer:
         *,
         retrain: float,
         factor: float,
+        task_params: TaskParamSettings,
         reports: dict[str, SubnetReport],
     ) -> None:
         self.core, self.task, self.module, self.prune = core, task, module, prune
@@ -237,7 +267,7 @@ class PruneRetrainTrainer:
             decision,
             module,
             at_once(compress),
-            task_params=TaskParamSettings(32),
+            task_params=task_params,
             reports=reports,
             training=self._phase(),
         )
@@ -311,6 +341,8 @@ class PackNetSettings:
       those still "free".
     - `retrain`, `retrain_factor`: the share of all epochs that follows pruning, and what scales
       their learning rate.
+    - `bits`, `task_param_bits`: how weights, and heads, biases and norms, are stored: 32 as in the
+      paper; fewer, or "auto" for the latter, by the codec of TinySubNets.
     - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread.
     - `scenario_type`: "task-IL": the task of an input is known.
@@ -320,6 +352,8 @@ class PackNetSettings:
     of: Literal["all", "free"] = "all"
     retrain: float = 0.25
     retrain_factor: float = 0.1
+    bits: int = 32
+    task_param_bits: Literal["auto"] | int = 32
     block: int = 1
     init: Literal["seeded", "pretrained"] = "seeded"
     scale: Literal["kaiming", "xavier"] = "kaiming"
@@ -328,6 +362,7 @@ class PackNetSettings:
 
     def __post_init__(self) -> None:
         check_shares(self.density, self.retrain, self.retrain_factor)
+        check_stored(self.bits, self.task_param_bits)
 
 
 class PackNet(MaskedLearner):
@@ -387,9 +422,10 @@ class PackNet(MaskedLearner):
             decision,
             module,
             self._prune_,
-            _as_trained,
+            lambda trained: _as_trained(trained, self.settings.bits),
             retrain=self.settings.retrain,
             factor=self.settings.retrain_factor,
+            task_params=stored_params(self.settings.task_param_bits),
             reports=self.reports,
         )
 
@@ -425,6 +461,8 @@ class AdaQPackNetSettings:
       started with.
     - `first_bits`, `tolerance`: codes shrink from that width while the validation accuracy lost
       stays within the tolerance.
+    - `task_param_bits`: how heads, biases and norms are stored: 32 as in the paper; fewer, or
+      "auto", by the codec of TinySubNets.
     - `max_banks`: how many banks may be opened, one when the last is full.
     - `block`: mask bits cover this many neighbors of a row, or a whole convolution kernel.
     - `init`, `scale`: where free values start from, and how wide the random ones are spread.
@@ -437,6 +475,7 @@ class AdaQPackNetSettings:
     retrain: float = 0.5
     first_bits: int = 6
     tolerance: float = 0.02
+    task_param_bits: Literal["auto"] | int = 32
     max_banks: int = 1
     block: int = 1
     init: Literal["seeded", "pretrained"] = "seeded"
@@ -450,6 +489,7 @@ class AdaQPackNetSettings:
             raise SettingError(f"shrink = {self.shrink!r} is not allowed; give a share below 1.")
         if not LEAST_BITS <= self.first_bits <= 8:
             raise SettingError(f"first_bits = {self.first_bits!r} is not allowed; give 2 to 8.")
+        check_stored(self.first_bits, self.task_param_bits)
 
 
 class AdaQPackNet(MaskedLearner):
@@ -515,6 +555,7 @@ class AdaQPackNet(MaskedLearner):
             self._compress,
             retrain=self.settings.retrain,
             factor=1.0,
+            task_params=stored_params(self.settings.task_param_bits),
             reports=self.reports,
         )
 

@@ -33,8 +33,3 @@ def quadratic(
     """Σ importance·(weight − anchor)² over tensors, each given in the same order."""
     table = zip(weights, importance, anchor, strict=True)
     return torch.stack([(i * (w - a).square()).sum() for w, i, a in table]).sum()
-
-
-def tensors_with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names begin so, by the rest of their names."""
-    return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}

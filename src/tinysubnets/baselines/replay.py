@@ -231,6 +231,7 @@ class GDumb(DenseLearner):
     """A learner that trains from scratch on its buffer."""
 
     name: ClassVar[str] = "gdumb"
+    takes_norms: ClassVar[bool] = False
     settings_class: ClassVar[type[DenseSettings]] = ReplaySettings
     settings: ReplaySettings
 

@@ -22,8 +22,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer, DenseTraining
-from tinysubnets.baselines.penalty import constants, protected_names, tensors_with_prefix
+from tinysubnets.baselines.base import (
+    DenseLearner,
+    DenseSettings,
+    DenseTrainer,
+    DenseTraining,
+    tensors_with_prefix,
+)
+from tinysubnets.baselines.penalty import constants, protected_names
 from tinysubnets.errors import SettingError
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.nn.architecture import Architecture

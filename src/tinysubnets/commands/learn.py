@@ -307,9 +307,9 @@ def _introduce(learner: Learner, task: Task) -> None:
 def _measured(found: Evaluation, task: Task, parts: Mapping[str, Part]) -> str:
     """The accuracy, and what it was measured on."""
     if found.measured_on == "test":
-        where = f"{parts['test'].name}, which nothing was learned or chosen by"
+        where = f"of {parts['test'].name}, which nothing was learned or chosen by"
     elif "valid" in parts:
-        where = f"{parts['valid'].name}, by which epoch and bits are chosen"
+        where = f"of {parts['valid'].name}, by which epoch and bits are chosen"
     else:
         where = "drawn from the training data to validate with; test/ beside train/ would tell more"
     return f"accuracy {100 * found.accuracy:.2f} % on {found.num_samples} samples {where}"

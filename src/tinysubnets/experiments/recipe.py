@@ -19,6 +19,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,7 @@ def _check_keys(given: Mapping[str, Any]) -> None:
 
 
 def _whole_name(key: str, tables: Mapping[str, str]) -> str:
-    """A hint for a setting that was given without its table."""
+    """A hint for a setting that was given without its table, maybe misspelled."""
     from tinysubnets.method.pruning import PruningSettings
     from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
@@ -225,8 +226,11 @@ def _whole_name(key: str, tables: Mapping[str, str]) -> str:
     classes = {"training": TrainingSettings, "pruning": PruningSettings}
     classes |= {"routing": RoutingSettings}
     classes |= {"tsn": learners.settings_class(tables["tsn"])}
-    found = [f"{t}.{key}" for t, c in classes.items() if key in {f.name for f in fields(c)}]
-    return f" There is a setting {found[0]!r}." if found else ""
+    whole = {f.name: f"{t}.{f.name}" for t, c in reversed(classes.items()) for f in fields(c)}
+    if key in whole:
+        return f" There is a setting {whole[key]!r}."
+    close = get_close_matches(key, whole, n=1)
+    return f" There is a setting {whole[close[0]]!r}; `tsn settings` shows all." if close else ""
 
 
 def _without_seed(settings: Any) -> dict[str, Any]:

@@ -39,6 +39,7 @@ T = TypeVar("T")
 MAX_OVERLAPS = 64  # tasks of which every pair is compared
 MAX_CONFUSED = 8  # tasks whose classes are shown
 MAX_MATRIX, MAX_BARS = 30, 15  # classes up to which pairs are shown, and of more the worst
+NAME_PIXELS = 7.5  # of a character of a task's name, at most on average
 CHUNK = 1 << 19  # so many weights at a time take part in the overlap of masks
 
 
@@ -236,7 +237,10 @@ def per_task(run: Run) -> Figure | None:
         for i, value in free.items():
             note = f"{value:.1f} % of the bank free after {run.tasks[i]['name']}"
             drawing.mark(lowest.x(i + 0.5), lowest.y(value), min(4.0, 90 / count), "ink", note=note)
-    lowest.draw_x(drawing, [(i + 0.5, str(i + 1)) for i in task_numbers(count)], "task")
+    names = _task_names(run)
+    room = (lowest.x(count) - lowest.x(0)) / count / NAME_PIXELS  # characters below a column
+    shown = names if max(map(len, names)) < room else [str(i + 1) for i in range(count)]
+    lowest.draw_x(drawing, [(i + 0.5, shown[i]) for i in task_numbers(count)], "task")
     return Figure(
         "per-task",
         "Accuracy and bytes per task",

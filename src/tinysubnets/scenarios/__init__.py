@@ -132,6 +132,6 @@ def build(
         seed=seed if own.seed is None else own.seed,
         root=root,
         cache=cache,
-        with_test=with_test,
+        with_test=with_test and own.test,
     )
     return made

@@ -15,6 +15,8 @@ class DataSettings:
     - `valid`: the share of training data held back for validation.
     - `train_limit`, `test_limit`: at most so many samples of each task, evenly over its classes,
       for quick trials.
+    - `test`: whether test data are read; without them accuracy is measured on validation data, as
+      it should be where settings are chosen.
     - `seed`: of what is drawn from the data: permutations, class orders, validation samples. By
       default it is the run's seed; set apart, that one draws initial values and batches alone.
     """
@@ -22,6 +24,7 @@ class DataSettings:
     valid: float = 0.1
     train_limit: int | None = None
     test_limit: int | None = None
+    test: bool = True
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,116 @@
+"""The benchmark over pretrained networks, in small: every method gives rows, and a run goes on."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from benchmarks import pretrained as benchmark
+
+
+class Net(nn.Module):
+    """A 3x3 convolution, a pointwise one, a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 6, 3, stride=2), nn.BatchNorm2d(6)
+        self.point, self.inner = nn.Conv2d(6, 12, 1), nn.Linear(12, 10)
+        self.fc = nn.Linear(10, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.point(self.norm(self.first(x)).relu()).relu().mean((2, 3))
+        return self.fc(self.inner(x).relu())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arrays of two far tasks and a near one, and the options of a short run over them."""
+    module: Any = types.ModuleType("networks_of_a_benchmark")
+
+    def small() -> nn.Module:
+        torch.manual_seed(0)
+        return Net()
+
+    module.small = small
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    rng = np.random.default_rng(0)
+    for name in ("far-0-dots", "far-1-lines", "near-0"):
+        arrays = {}
+        for part, count in (("", 40), ("test_", 20)):
+            labels = np.arange(count) % 2
+            images = rng.integers(0, 150, (count, 3, 32, 32)).astype(np.uint8)
+            images[labels == 1, 0] += 100
+            arrays |= {f"{part}inputs": images, f"{part}labels": labels}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    words = ["run", "--arrays", str(tmp_path), "--base", "networks_of_a_benchmark:small"]
+    words += ["--size", "16", "--epochs", "1", "--batch", "16", "--seeds", "0", "--device", "cpu"]
+    return [*words, "--out", str(tmp_path / "rows.jsonl")]
+
+
+def test_every_method_gives_rows_and_a_run_goes_on(
+    place: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(place[-1])
+    one_rate = [*place, "--lrs", "1e-3"]
+    benchmark.main([*one_rate, "--streams", "far", "--methods", "ours", "full fine-tuning"])
+    first = out.read_text()
+    rows = [json.loads(line) for line in first.splitlines()]
+    assert [r["method"] for r in rows].count("ours") == 2 and len(rows) == 2 + 2 * 2
+    benchmark.main([*place, "--lrs", "1e-3", "3e-3"])  # rates that are known are not chosen again
+    assert out.read_text().startswith(first)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 3 * (3 + 2 + 1 + 2 + 2)  # with both forms of fine-tuning and of lora
+    assert {r["method"] for r in rows} == {*benchmark.OURS, *benchmark.USUAL}
+    far = [r for r in rows if r["stream"] == "far" and r["method"] == "ours"]
+    assert all(r["lr"] == 1e-3 for r in far)
+    assert all(0 <= r["valid"] <= 100 and 0 <= r["test"] <= 100 for r in rows)
+    sizes = {(r["method"], r["note"]): r["size_bytes"] for r in rows if r["task"] == "near-0"}
+    weights = sum(p.numel() for p in Net().parameters()) - 5 * 11  # a head of two classes
+    stats = 2 * 6 + 1
+    assert sizes["full fine-tuning", ""] == 2 * (weights + stats)
+    matrices = 6 * 27 + 12 * 6 + 12 * 10
+    one_bit = 2 * (weights + stats - matrices) + matrices / 8 + 3 * 4
+    assert sizes["full fine-tuning", "one-bit difference"] == one_bit
+    assert sizes["lora-4", ""] == 2 * (4 * (6 + 12) + 4 * (12 + 10) + 2 * 11)
+    assert sizes["lora-4", "our codec"] < sizes["lora-4", ""] < sizes["lora-16", ""]
+    text = capsys.readouterr().out
+    assert "| far |" in text and "lora-16, our codec" in text and "seed 0, near, ours:" in text
+    before = out.read_text()
+    benchmark.main(one_rate)
+    assert out.read_text() == before
+
+
+def test_a_run_ends_when_its_seconds_are_over(
+    place: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark.main([*place, "--methods", "full fine-tuning", "--lrs", "1e-3", "--seconds", "1e-9"])
+    assert "goes on from here" in capsys.readouterr().out and not Path(place[-1]).exists()
+    with pytest.raises(SystemExit, match="unknown methods"):
+        benchmark.main([*place, "--methods", "magic"])
+
+
+def test_low_rank_differences_are_those_of_peft() -> None:
+    pytest.importorskip("peft")
+    net, inputs = Net().eval(), torch.randn(5, 3, 16, 16)
+    ours = benchmark.with_low_rank(copy.deepcopy(net), "fc", 4)
+    theirs = benchmark.with_peft(copy.deepcopy(net), "fc", 4)
+    mine = dict(ours.named_parameters())
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name:
+                parameter.normal_()
+                layer = name.split(".")[2]
+                side = "down" if "lora_A" in name else "up"
+                mine[f"{layer}.{side}.weight"].copy_(parameter)
+    torch.testing.assert_close(ours(inputs), theirs(inputs))
+    assert not torch.allclose(ours(inputs), net(inputs))
