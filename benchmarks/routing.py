@@ -48,10 +48,13 @@ RULES: dict[str, dict[str, Any] | str] = {
     "energy + inputs, 16": {"parts": ("energy", "inputs"), "dims": 16},
     "energy + inputs, 24": {"parts": ("energy", "inputs"), "dims": 24},
     "energy + inputs, 32": {"parts": ("energy", "inputs"), "dims": 32},
+    "energy + inputs, 64": {"parts": ("energy", "inputs"), "dims": 64},
+    "energy + inputs, 128": {"parts": ("energy", "inputs"), "dims": 128},
     "energy + inputs, weights not fitted": {"parts": ("energy", "inputs"), "calibrate": False},
-    "rotation": {"parts": ("rotation",)},  # this and the next two where rotations were learned
+    "rotation": {"parts": ("rotation",)},  # this and the next three where rotations were learned
     "energy + rotation": {"parts": ("energy", "rotation")},
     "energy + inputs + rotation": {"parts": ("energy", "inputs", "rotation")},
+    "energy + inputs + rotation, 64": {"parts": ("energy", "inputs", "rotation"), "dims": 64},
     "energy + features, 32": {"parts": ("energy", "features"), "dims": 32},
     "energy + features, 64": {"parts": ("energy", "features"), "dims": 64},
     "all, 32": {"parts": ("energy", "inputs", "features"), "dims": 32},
