@@ -180,7 +180,9 @@ class Learned:
         name = rule if isinstance(rule, str) else None
         probes = [_probe(task, on) for task in self.tasks]
         found = without_task(self.store, probes, rule=name)
-        size = 0.0 if name else self.store.ledger().total.routing / 8 / len(self.tasks)
+        total = self.store.ledger().total
+        kept = 0.0 if name else total.routing
+        dense = 32 * self.store.layout.num_weights
         row = {
             "task found": found["task_accuracy"],
             "class-IL": found["class-IL"]["average_accuracy"],
@@ -188,7 +190,8 @@ class Learned:
             "together": (found["together"] or {}).get("task_accuracy"),
             "domain-IL, together": (found["together"] or {}).get("domain-IL"),
             "AUROC, tasks": (found["unknown"] or {}).get("auroc"),
-            "bytes per task": size,
+            "bytes per task": kept / 8 / len(self.tasks),
+            "file": (total.total - total.routing + kept) / dense,
         }
         if unknown is not None and name is None:
             row[f"AUROC, {unknown}"] = self._against(unknown, probes)

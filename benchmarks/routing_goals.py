@@ -152,8 +152,8 @@ def rows_of(
         result = run(folder, options, [goal.recipe, "--seed", str(seed), *sets])
         learned = Learned(str(folder), options.data, options.device)
         about = {"scenario": name, "variant": variant, "seed": seed, "on": on}
-        about |= {"file": result["capacity"]["file"], "seconds": result["seconds"]}
-        about |= {"task known": learned.known_task(on), "settings": changes}
+        about |= {"task known": learned.known_task(on), "seconds": result["seconds"]}
+        about |= {"settings": changes}
         for rule in learned.rules():
             row = about | {"rule": rule}
             if (not rules or rule in rules) and _key(row) not in known_rows:
@@ -183,7 +183,7 @@ def chosen(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str] | No
     best: tuple[float, str, str] | None = None
     for variant, rule in dict.fromkeys((r["variant"], r["rule"]) for r in mine):
         lost = mean(PLAIN, None, "task known") - mean(variant, None, "task known")
-        more = mean(variant, None, "file") - mean(PLAIN, None, "file")
+        more = mean(variant, rule, "file") - mean(PLAIN, None, "file")
         value = mean(variant, rule, GOALS[name].column)
         if lost <= MOST_LOST and more <= MOST_MORE and (best is None or value > best[0]):
             best = value, variant, rule
