@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from test_base import TRAINING, data, fresh, learner, points, pretrained
 from test_difference import net as norm_net
 from tinysubnets.errors import SettingError, TaskError
-from tinysubnets.method.ladder import LadderTrainer, RungReport, told
+from tinysubnets.method.ladder import LadderTrainer, RungReport, gain_by_chance, told
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
 from tinysubnets.model.store import SubnetStore
@@ -29,7 +29,7 @@ LADDER: dict[str, Any] = {"price": 1e-6, "rungs": RUNGS, "training": TRAINING | 
 
 def far(number: int) -> Task:
     """A task that the base's features are of little use for: the sign of a product."""
-    inputs = np.random.default_rng(number).normal(size=(240, 12)).astype(np.float32)
+    inputs = np.random.default_rng(number).normal(size=(1200, 12)).astype(np.float32)
     labels = (inputs[:, 0] * inputs[:, 1] > 0).astype(int)
     return Task.from_arrays(f"far {number}", inputs, labels, valid=0.3)
 
@@ -49,7 +49,8 @@ def test_a_rung_is_climbed_where_it_gains_what_its_bytes_cost() -> None:
     for rung in others:
         assert rung.gain == pytest.approx(100 * (rung.valid_accuracy - last.valid_accuracy))
         assert rung.extra_bytes == rung.file_bytes - last.file_bytes
-        pays = rung.gain > 0 and rung.gain >= 1e-6 * rung.extra_bytes / 1000
+        chance = gain_by_chance(last.valid_accuracy, len(points(5).valid))
+        pays = rung.gain > 0 and rung.gain >= max(1e-6 * rung.extra_bytes / 1000, chance)
         assert rung.taken == pays
         last = rung if rung.taken else last
     assert last is not first  # something paid at this price
@@ -57,6 +58,16 @@ def test_a_rung_is_climbed_where_it_gains_what_its_bytes_cost() -> None:
     assert one.store.evaluate("t5", points(5)).accuracy == pytest.approx(last.valid_accuracy)
     decision = one.store.subnet("t5").decision
     assert decision is not None and told(list(report.rungs)) in decision.reason
+
+
+def test_few_samples_to_validate_with_climb_no_rung_by_luck() -> None:
+    inputs = np.random.default_rng(0).normal(size=(200, 12)).astype(np.float32)
+    labels = np.random.default_rng(1).integers(0, 2, 200)  # there is nothing to learn
+    for seed in range(4):
+        one = learner(**LADDER)
+        report = one.learn(Task.from_arrays("noise", inputs, labels, valid=0.2, seed=seed))
+        for rung in report.rungs[1:]:
+            assert not rung.taken or rung.gain >= 100 * 15**0.5 / 40  # of about 20 wrong
 
 
 def test_what_a_rung_costs_is_what_the_file_grows_by(tmp_path: Path) -> None:
@@ -87,7 +98,7 @@ def test_a_high_price_stops_at_the_head_and_none_switches_the_ladder_off() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2])  # one climbs all rungs, one leaves norms out
+@pytest.mark.parametrize("number", [1])  # it leaves norms out and climbs on
 def test_a_ladder_goes_on_from_its_state_in_the_middle_of_any_rung(number: int) -> None:
     def run(stop: int | None) -> tuple[bytes, Any]:
         one = learner(**LADDER | {"difference_lr": 0.05})
@@ -232,7 +243,7 @@ REUSE: dict[str, Any] = {
 
 def twin(number: int, name: str) -> Task:
     """Other samples of what `far` tells apart."""
-    inputs = np.random.default_rng(100 + number).normal(size=(240, 12)).astype(np.float32)
+    inputs = np.random.default_rng(100 + number).normal(size=(1200, 12)).astype(np.float32)
     labels = (inputs[:, 0] * inputs[:, 1] > 0).astype(int)
     return Task.from_arrays(name, inputs, labels, valid=0.3)
 

@@ -3,13 +3,15 @@
 It first tries what is nearly free and goes on to what costs more: its head on the weights that are
 there, then on what an earlier task has made of them, then its own scales and shifts, then
 differences of rising density. A rung is climbed where validation accuracy gains what its bytes are
-priced at. Every rung is trained by the same loop, beginning with what the last one that was climbed
+priced at, and more than chance would: few samples to validate with cannot tell a small gain from
+luck. Every rung is trained by the same loop, beginning with what the last one that was climbed
 has learned.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -49,6 +51,18 @@ def check_price(settings: TSNSettings, frozen_base: bool) -> None:
             "with base='frozen', or selection = 'magnitude' and reference = 'previous' or "
             "'similar'."
         )
+
+
+def gain_by_chance(accuracy: float, samples: int) -> float:
+    """Points that a rung which is no better may seem to gain: one standard error.
+
+    Two networks that are equally good disagree on about as many samples as one of them has wrong.
+
+    >>> round(gain_by_chance(0.6, 30), 1), gain_by_chance(0.9, 1000)  # 12 and 100 are wrong
+    (11.5, 1.0)
+    """
+    wrong = round((1 - accuracy) * samples)
+    return 100 * math.sqrt(wrong) / samples
 
 
 @dataclass(frozen=True)
@@ -224,6 +238,8 @@ class LadderTrainer:
             gain = 100 * (accuracy - before.subnet.valid_accuracy)
             extra = size - before.file_bytes
         pays = gain > 0 and gain >= self.price * extra / 1000
+        if before is not None:
+            pays &= gain >= gain_by_chance(before.subnet.valid_accuracy, len(self.task.valid))
         return RungReport(
             name=rung.name,
             valid_accuracy=accuracy,
