@@ -81,7 +81,7 @@ def prepare(options: argparse.Namespace) -> None:
         arrays = {}
         for part, found, most in (("", train, options.train), ("test_", test, options.test)):
             labels = np.asarray(found.labels)
-            wanted = sorted(set(labels.tolist())) if classes is None else list(classes)
+            wanted = sorted(set(labels.tolist()) if classes is None else classes)
             chosen = np.concatenate([np.flatnonzero(labels == c)[:most] for c in wanted])
             images = np.asarray(found.inputs[chosen])
             arrays[f"{part}inputs"] = np.repeat(images, 3 // images.shape[1], 1)

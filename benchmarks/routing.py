@@ -48,10 +48,13 @@ RULES: dict[str, dict[str, Any] | str] = {
     "energy + inputs, 16": {"parts": ("energy", "inputs"), "dims": 16},
     "energy + inputs, 24": {"parts": ("energy", "inputs"), "dims": 24},
     "energy + inputs, 32": {"parts": ("energy", "inputs"), "dims": 32},
+    "energy + inputs, 64": {"parts": ("energy", "inputs"), "dims": 64},
+    "energy + inputs, 128": {"parts": ("energy", "inputs"), "dims": 128},
     "energy + inputs, weights not fitted": {"parts": ("energy", "inputs"), "calibrate": False},
-    "rotation": {"parts": ("rotation",)},  # this and the next two where rotations were learned
+    "rotation": {"parts": ("rotation",)},  # this and the next three where rotations were learned
     "energy + rotation": {"parts": ("energy", "rotation")},
     "energy + inputs + rotation": {"parts": ("energy", "inputs", "rotation")},
+    "energy + inputs + rotation, 64": {"parts": ("energy", "inputs", "rotation"), "dims": 64},
     "energy + features, 32": {"parts": ("energy", "features"), "dims": 32},
     "energy + features, 64": {"parts": ("energy", "features"), "dims": 64},
     "all, 32": {"parts": ("energy", "inputs", "features"), "dims": 32},
@@ -177,7 +180,9 @@ class Learned:
         name = rule if isinstance(rule, str) else None
         probes = [_probe(task, on) for task in self.tasks]
         found = without_task(self.store, probes, rule=name)
-        size = 0.0 if name else self.store.ledger().total.routing / 8 / len(self.tasks)
+        total = self.store.ledger().total
+        kept = 0.0 if name else total.routing
+        dense = 32 * self.store.layout.num_weights
         row = {
             "task found": found["task_accuracy"],
             "class-IL": found["class-IL"]["average_accuracy"],
@@ -185,7 +190,8 @@ class Learned:
             "together": (found["together"] or {}).get("task_accuracy"),
             "domain-IL, together": (found["together"] or {}).get("domain-IL"),
             "AUROC, tasks": (found["unknown"] or {}).get("auroc"),
-            "bytes per task": size,
+            "bytes per task": kept / 8 / len(self.tasks),
+            "file": (total.total - total.routing + kept) / dense,
         }
         if unknown is not None and name is None:
             row[f"AUROC, {unknown}"] = self._against(unknown, probes)

@@ -252,6 +252,28 @@ def base_of_nothing() -> Forgery:
     return change
 
 
+def empty_over_a_base(tasks: int, hidden: int) -> Forgery:
+    """Tasks that add nothing to a base of so many weights, which is not in the file."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        wide_tasks(tasks, hidden)(config, sections)
+        config["base"] = {"name": "b", "source": "nowhere", "sha256": "0" * 64}
+        for task in config["tasks"]:
+            del task["bank"]
+            task |= {"reference": "base", "empty": True}
+        config["banks"] = 0
+        sections["masks"] = [b""] * tasks
+        config["absent"] = [[[0, len(config["architecture"]["task_params"]), 1, 0.5]]]
+        for task in config["tasks"]:
+            task["absent"] = 0
+        # Parameters as wide would be refused for their own sake.
+        for entry in config["architecture"]["task_params"]:
+            if entry[0] == "fc1.bias":
+                entry[1] = [6]
+
+    return change
+
+
 def preprocessings(count: int) -> Forgery:
     """Many ways of preprocessing that no task refers to."""
 
@@ -293,6 +315,7 @@ FORGERIES: dict[str, Forgery] = {
     "routing-filler": routing(1_000_000),
     "absent-but-large": absent(200, 1_000_000),
     "a-base-that-is-not-there": base_of_nothing(),
+    "empty-tasks-over-a-huge-base": empty_over_a_base(100, 100_000_000),
     "many-preprocessings": preprocessings(200_000),
 }
 

@@ -181,13 +181,11 @@ def test_a_picture_is_predicted_as_it_was_learned(
     assert main(command) == 0
     told = json.loads(capsys.readouterr().out)["predictions"]
     assert [row["classes"][0]["name"] for row in told] == store.predict("light", pixels).tolist()
-
-    onnx = pytest.importorskip("onnx")
-    done = to_onnx(store, "light", tmp_path / "light.onnx")
-    about = {p.key: p.value for p in onnx.load(done.path).metadata_props}
-    assert Preprocessing.from_dict(json.loads(about["preprocessing"])) == bordered
-    scale = json.loads(about["normalization"])
-    assert scale["inside"] and np.allclose(scale["mean"], store.subnet("light").normalization.mean)
+    assert main([*command[:5], str(tmp_path / "photos")]) == 0  # all in a folder, sorted
+    assert json.loads(capsys.readouterr().out)["predictions"] == told
+    (tmp_path / "empty").mkdir()
+    assert main([*command[:5], str(tmp_path / "empty")]) == 2
+    assert "there are no images in this folder" in capsys.readouterr().err
 
 
 @FEW
@@ -195,8 +193,10 @@ def test_a_picture_is_predicted_as_it_was_learned(
     ("how", "is_flat"),
     [
         (Preprocessing("RGB", 8, 10, resize=11), False),
-        (Preprocessing("L", 6, 7, resize=6, frame=10, channels=3), False),
-        (Preprocessing("L", 8, 8), True),
+        pytest.param(
+            Preprocessing("L", 6, 7, resize=6, frame=10, channels=3), False, marks=pytest.mark.slow
+        ),
+        pytest.param(Preprocessing("L", 8, 8), True, marks=pytest.mark.slow),
     ],
     ids=["cut", "framed", "flat"],
 )
@@ -207,6 +207,7 @@ def test_the_cards_lines_for_onnxruntime_label_as_the_store_does(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     store = learned_store(how, is_flat)
     monkeypatch.chdir(tmp_path)
@@ -214,6 +215,15 @@ def test_the_cards_lines_for_onnxruntime_label_as_the_store_does(
     to_onnx(store, "light", "task.onnx")
     text = Path("README.md").read_text(encoding="utf-8")
     lines = text.split("```python\n")[-1].split("```")[0]
+    about = {p.key: json.loads(p.value) for p in onnx.load("task.onnx").metadata_props[1:]}
+    assert Preprocessing.from_dict(about["preprocessing"]) == how.for_any_size()
+    scale = store.subnet("light").normalization
+    told = about.get("normalization")  # of few channels; it is done inside
+    if is_flat:
+        to_onnx(store, None, "all.onnx")  # where all tasks prepare pictures alike
+        told_of_all = {p.key: p.value for p in onnx.load("all.onnx").metadata_props}
+        assert json.loads(told_of_all["preprocessing"]) == about["preprocessing"]
+    assert is_flat or (told["inside"] and np.allclose(told["mean"], scale.mean))
     needed = (how.frame is not None) + (how.channels is not None) + is_flat
     assert len([line for line in lines.splitlines() if line]) == 15 + needed
     for seed, size in enumerate([(17, 9), (9, 23), (how.width, how.height), (3, 2), (40, 40)]):

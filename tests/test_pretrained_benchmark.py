@@ -90,6 +90,35 @@ def test_every_method_gives_rows_and_a_run_goes_on(
     assert out.read_text() == before
 
 
+def test_arrays_keep_the_classes_of_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a hundred classes in a random order each task has ten, all samples under their own."""
+    from tinysubnets.datasets import loaders
+
+    def load(name: str, split: str, folder: str, size: int | None = None) -> Any:
+        num = 100 if name == "cifar100" else 10
+        labels = np.tile(np.arange(num), 5)
+        images = np.broadcast_to(labels[:, None, None, None], (len(labels), 1, 32, 32))
+        return types.SimpleNamespace(inputs=images.astype(np.uint8), labels=labels)
+
+    monkeypatch.setattr(loaders, "load", load)
+    words = ["--data", "nowhere", "--out", str(tmp_path), "--train", "3", "--test", "2"]
+    benchmark.main(["prepare", *words])
+    seen: list[int] = []
+    for number in range(10):
+        with np.load(tmp_path / f"near-{number}.npz") as arrays:
+            for part, count in (("", 3), ("test_", 2)):
+                pixels, labels = arrays[f"{part}inputs"][:, 0, 0, 0], arrays[f"{part}labels"]
+                assert arrays[f"{part}inputs"].shape == (10 * count, 3, 32, 32)
+                assert np.bincount(labels).tolist() == [count] * 10
+                classes = [set(pixels[labels == c].tolist()) for c in range(10)]
+                assert all(len(c) == 1 for c in classes)
+        seen += [c for found in classes for c in found]
+    assert sorted(seen) == list(range(100))
+    assert len(list(tmp_path.glob("far-*.npz"))) == 4
+
+
 def test_a_run_ends_when_its_seconds_are_over(
     place: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,7 +103,13 @@ def _learn(options: argparse.Namespace) -> int:
     from tinysubnets.method.learner import TinySubNets
     from tinysubnets.method.progress import duration
 
-    is_new = not model_path(options.model).exists() and options.base is not None
+    is_missing = not model_path(options.model).exists()
+    if is_missing and options.base is None and options.weights is None:
+        raise SettingError(
+            f"no model at {options.model}. Begin one over a pretrained network by --base NAME, or "
+            "from a recipe that lists your tasks by `tsn run RECIPE.toml --out FOLDER`."
+        )
+    is_new = is_missing and options.base is not None
     learner = _new_learner(options) if is_new else _resumed(options)
     store = learner.store
     if store is None:

@@ -127,7 +127,9 @@ def _add_predict(subparsers: Any) -> None:
     predict.add_argument(
         "--together", action="store_true", help="all inputs are of one task: far more certain"
     )
-    predict.add_argument("files", nargs="+", metavar="FILE", help="images, or .npz with `inputs`")
+    predict.add_argument(
+        "files", nargs="+", metavar="FILE", help="images, folders of them, or .npz with `inputs`"
+    )
     predict.add_argument("--top", type=int, default=1, metavar="N", help="classes to show")
     predict.add_argument("--json", action="store_true", help="print plain data instead of a table")
     add_net(predict)
@@ -305,8 +307,9 @@ def _read_inputs(
     store: SubnetStore, tasks: Sequence[str], files: list[str]
 ) -> tuple[list[str], np.ndarray]:
     """The inputs in image and npz files, as these tasks take them, each with a name."""
-    from tinysubnets.datasets.user_files import image_form, read_files
+    from tinysubnets.datasets.user_files import image_form, images_in, read_files
 
+    files = [f for file in files for f in (images_in(file) if Path(file).is_dir() else [file])]
     subnets = [store.subnet(task) for task in tasks]
     samples = {s.sample: s for s in reversed(subnets)}
     kinds = [f"{s.name}: {k.shape if k else 'unknown'}" for k, s in samples.items()]

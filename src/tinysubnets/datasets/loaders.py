@@ -249,7 +249,7 @@ def _images_by_class(folder: Path) -> tuple[tuple[str, ...], list[Path], np.ndar
     classes, files, labels = _class_names(folder), [], []
     _check_level(folder, classes)
     for label, name in enumerate(classes):
-        images = sorted(p for p in (folder / name).rglob("*") if _is_image(p))
+        images = sorted(p for p in (folder / name).rglob("*") if is_image(p))
         files += images
         labels += [label] * len(images)
     if not files:
@@ -289,15 +289,16 @@ def _check_level(folder: Path, classes: tuple[str, ...]) -> None:
 
 def _has_images(folder: Path) -> bool:
     """Whether a folder holds images directly."""
-    return any(_is_image(p) for p in folder.iterdir())
+    return any(is_image(p) for p in folder.iterdir())
 
 
 def _image_folders(folder: Path) -> list[str]:
     """The sub-folders of a folder that hold images at any depth."""
-    return [n for n in _class_names(folder) if any(map(_is_image, (folder / n).rglob("*")))]
+    return [n for n in _class_names(folder) if any(map(is_image, (folder / n).rglob("*")))]
 
 
-def _is_image(path: Path) -> bool:
+def is_image(path: Path) -> bool:
+    """Whether a file is called as images are; hidden ones are not meant."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tinysubnets.datasets.images import decode_image
+from tinysubnets.datasets.images import SUFFIXES, decode_image
 from tinysubnets.datasets.loaders import (
     TEST_FOLDERS,
     has_test_arrays,
+    is_image,
     load_folder,
     load_npz,
 )
@@ -24,6 +25,14 @@ from tinysubnets.tasks.checks import as_tensor, check_finite
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.preprocessing import Preprocessing
 from tinysubnets.tasks.task import Task
+
+
+def images_in(folder: str) -> list[str]:
+    """All images in a folder and the folders in it, sorted by name."""
+    found = sorted(str(p) for p in Path(folder).rglob("*") if is_image(p))
+    if not found:
+        raise DataError(f"{folder}: there are no images in this folder ({', '.join(SUFFIXES)}).")
+    return found
 
 
 def read_files(files: Sequence[str], subnet: Subnet) -> tuple[list[str], np.ndarray]:

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -103,7 +104,8 @@ def _entries(contents: Contents) -> list[Subnet]:
 
 def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) -> dict[str, Any]:
     """What is said of a task; `members` are the names of its bank's entries, "" for none."""
-    kept = int(layout.expand(subnet.mask).count_nonzero())
+    # A mask that holds nothing is never unpacked: a short file may name a base of gigabytes.
+    kept = 0 if subnet.adds_nothing else int(layout.expand(subnet.mask).count_nonzero())
     accuracy = subnet.valid_accuracy
     return {
         "name": subnet.name,
@@ -139,7 +141,8 @@ def _added_to(subnet: Subnet, contents: Contents) -> str | None:
 def _tensors(subnets: list[Subnet], contents: Contents) -> list[dict[str, Any]]:
     """Each shared tensor: its size, the share that is free, and that each task's mask keeps."""
     layout = contents.manifest.layout
-    densities = [_shares(s.mask, layout) for s in subnets]
+    nothing = [0.0] * len(layout.shared)
+    densities = [nothing if s.adds_nothing else _shares(s.mask, layout) for s in subnets]
     owned = [_shares(bank.owned, layout) for bank in contents.banks]
     return [
         {
@@ -181,7 +184,8 @@ def _bank(bank: Bank, entries: list[Subnet]) -> dict[str, Any]:
 
 def _mask_sizes(subnets: list[Subnet], ledger: Ledger) -> dict[str, int]:
     """The masks' bytes as stored, as the seven-task Huffman code has them, and raw."""
-    groups = [subnets[i : i + GROUP] for i in range(0, len(subnets), GROUP)]
+    masked = [s for s in subnets if not s.adds_nothing]
+    groups = [masked[i : i + GROUP] for i in range(0, len(masked), GROUP)]
     return {
         "stored_bytes": round(ledger.total.masks) // 8,
         # Group by group: all masks as booleans would be larger than the model.
@@ -194,7 +198,8 @@ def _mask_sizes(subnets: list[Subnet], ledger: Ledger) -> dict[str, int]:
 
 def _overlap(subnets: list[Subnet]) -> list[list[float]]:
     """For tasks i and j the share of the blocks that either mask holds which both hold."""
-    masks = [s.packed_mask.bits for s in subnets]
+    none = np.zeros(1, np.uint8)
+    masks = [none if s.adds_nothing else s.packed_mask.bits for s in subnets]
     table = [[1.0] * len(masks) for _ in masks]
     for one, mine in enumerate(masks):
         for two, other in enumerate(masks[:one]):
