@@ -27,7 +27,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +142,14 @@ class Fit:
     """What a rival trains: a function from inputs to logits, its parameters, and what they weigh.
 
     - `forward`: called with normalized inputs and whether this is training.
-    - `size_bytes`: by note, what the task would take, and how it then answers.
+    - `sizes`: by note, what the task would take, and how it then answers.
+    - `gentle`: parameters that are moved at a tenth of the learning rate.
     """
 
     forward: Callable[[Tensor, bool], Tensor]
     parameters: list[nn.Parameter]
     sizes: Callable[[], dict[str, tuple[float, Callable[[Tensor, bool], Tensor]]]]
+    gentle: list[nn.Parameter] = field(default_factory=list)
 
 
 Rival = Callable[[nn.Module, str, int], Fit]
@@ -239,7 +241,8 @@ def piggyback(net: nn.Module, name: str, classes: int) -> Fit:
         bits = sum(entropy_bits(int((s > 5e-3).sum()), s.numel()) for s in scores.values())
         return {"": (bits / 8 + vectors_bytes(head, lambda *_: True), forward)}
 
-    return Fit(forward, [*scores.values(), *head.parameters()], sizes)
+    # A score crosses the threshold after a few steps of the rate that suits a head.
+    return Fit(forward, list(head.parameters()), sizes, list(scores.values()))
 
 
 class LowRank(nn.Module):
@@ -375,8 +378,10 @@ def fit_rival(method: str, task: Task, lr: float, seed: int, options: Any) -> It
     kind = torch.device(options.device).type
     net = copy.deepcopy(options.net).to(options.device)
     fit = RIVALS[method](net, options.architecture.head, task.num_classes)
-    fit_parameters = [p for p in fit.parameters if p.requires_grad]
-    optimizer = torch.optim.AdamW(fit_parameters, lr, weight_decay=1e-4)
+    groups: list[dict[str, Any]] = [{"params": fit.parameters}]
+    if fit.gentle:
+        groups.append({"params": fit.gentle, "lr": lr / 10, "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups, lr, weight_decay=1e-4)
     steps = options.epochs * -(-len(task.train) // options.batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     inputs, labels = task.train.inputs(), task.train.labels.to(options.device)

@@ -15,6 +15,7 @@ import torch
 import models
 from tinysubnets import networks
 from tinysubnets.cli import main
+from tinysubnets.datasets.images import decode_image, sniff
 from tinysubnets.datasets.user_files import (
     image_input,
     preprocessed_alike,
@@ -33,7 +34,8 @@ from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import Sample
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.preprocessing import CONSTANT, Preprocessing
+from tinysubnets.tasks.checks import picture_pixels
+from tinysubnets.tasks.preprocessing import CONSTANT, ORIENTATION, Preprocessing
 from tinysubnets.tasks.task import Task
 
 Image = pytest.importorskip("PIL.Image")
@@ -136,6 +138,18 @@ def test_what_is_not_known_is_refused_and_shown_harmlessly(
         image_input(encoded(picture(9, 9)), subnet)
 
 
+def test_pictures_are_turned_upright_as_their_exif_says(tmp_path: Path) -> None:
+    lying = Image.Exif()
+    lying[ORIENTATION] = 6  # the camera was turned: what is up lies at the left
+    upright = picture(6, 4)
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "a.png", exif=lying)
+    form = Preprocessing("RGB", 4, 6)
+    encoded = (tmp_path / "a.png").read_bytes()
+    assert sniff(encoded) == form
+    assert np.array_equal(decode_image(encoded, form), form.apply(upright))
+    assert np.array_equal(picture_pixels(Image.open(tmp_path / "a.png")), form.apply(upright))
+
+
 def test_a_record_that_does_not_fit_the_inputs_is_refused() -> None:
     store = SubnetStore(models.architecture())
     made = Preprocessing("RGB", 9, 9).as_dict()
@@ -227,7 +241,9 @@ def test_the_cards_lines_for_onnxruntime_label_as_the_store_does(
     needed = (how.frame is not None) + (how.channels is not None) + is_flat
     assert len([line for line in lines.splitlines() if line]) == 15 + needed
     for seed, size in enumerate([(17, 9), (9, 23), (how.width, how.height), (3, 2), (40, 40)]):
-        picture(*size, seed=seed).save("photo.jpg")
+        lying = Image.Exif()
+        lying[ORIENTATION] = 1 + 5 * (seed % 2)  # upright, or turned to the left
+        picture(*size, seed=seed).save("photo.jpg", exif=lying)
         space: dict[str, Any] = {}
         exec(compile(lines, "README.md", "exec"), space)
         shown, opened = capsys.readouterr().out.strip(), Image.open("photo.jpg")

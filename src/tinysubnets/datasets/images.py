@@ -7,7 +7,7 @@ import io
 import numpy as np
 
 from tinysubnets.errors import DataError
-from tinysubnets.tasks.preprocessing import Preprocessing
+from tinysubnets.tasks.preprocessing import Preprocessing, upright
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 GRAY_BATCH = 1024  # color images whose brightness is computed at once
@@ -37,7 +37,8 @@ def sniff(encoded: bytes) -> Preprocessing:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with Image.open(io.BytesIO(encoded)) as opened:
+            image = upright(opened)
             mode = "L" if image.mode in ("1", "L", "LA", "I", "I;16") else "RGB"
             return Preprocessing(mode, image.height, image.width)
     except Exception as error:

@@ -16,15 +16,27 @@ from tinysubnets.errors import DataError
 
 MAX_SIDE = 1 << 14  # pixels that a picture may be brought to
 MAX_PIXELS = 1 << 25  # of a picture once it is resized, where not even more are needed
+ORIENTATION = 0x0112  # the tag of EXIF
 # What is always done in the same way, said for readers of a file.
 CONSTANT = {"crop": "center", "interpolation": "bilinear"}
+
+
+def upright(picture: Any) -> Any:
+    """A picture of Pillow turned as its EXIF orientation says; itself where that says nothing."""
+    if picture.getexif().get(ORIENTATION, 1) == 1:
+        return picture
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(picture)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """How a picture becomes a raw input.
 
-    - `mode`: "L" for gray pixels, "RGB" for colors; the picture is converted to it first.
+    A picture is turned upright first, as its EXIF says: phones store many of them lying.
+
+    - `mode`: "L" for gray pixels, "RGB" for colors; the picture is converted to it.
     - `resize`: the length in pixels that its shorter side is then brought to, by bilinear
       interpolation; None where pictures have the size already.
     - `height`, `width`: the pixels that are then cut out of its middle.
@@ -86,7 +98,8 @@ class Preprocessing:
 
     def apply(self, picture: Any) -> np.ndarray:
         """A picture of Pillow as uint8 pixels (channels, height, width)."""
-        image = picture if picture.mode == self.mode else picture.convert(self.mode)
+        image = upright(picture)
+        image = image if image.mode == self.mode else image.convert(self.mode)
         if self.resize is not None:
             image = self._resized(image)
         pixels = np.asarray(image)
