@@ -78,7 +78,7 @@ DESCRIBED = {
         "Permuted MNIST by `paper/permuted-mnist` and TSN-wr, cut to 5 epochs by a cosine, 20,000 "
         "images and no layer-wise loss; all ten tasks, 5,000 test images, one CPU core with other "
         "work beside, so that seconds mean nothing.",
-        "continue-in-place",
+        "continue-every-step",
     ),
 }
 

@@ -125,6 +125,7 @@ def paper() -> Iterator[Job]:
         )
         for label, change in (
             ("tsn-wr-no-layer-loss", "tsn.layer_loss_weight=0"),
+            ("tsn-wr-layer-loss-1", "tsn.layer_loss_weight=1"),
             ("tsn-wr-commit", "tsn.layer_loss=commit"),
         ):
             yield from _seeds(
