@@ -328,6 +328,13 @@ def test_summary_shows_everything(finished: tuple) -> None:
     told = f"3 tasks in 99.0 kB; {dense / 1000:.1f} kB are the weights of one dense network;"
     assert told in display.summary(larger)
     assert f"{100 * finished[2]['metrics']['average_accuracy']:.2f} %" in text
+    assert "right on average, nothing" in text and "on test data" in text
+    text = display.summary(finished[2] | {"measured_on": ["valid"]})
+    assert "right on average on validation data, nothing" in text
+    learned = next(e for e in finished[1] if isinstance(e, TaskLearned))
+    assert "validation" not in display.describe_task(learned)
+    unseen = display.describe_task(replace(learned, measured_on="valid"))
+    assert " % on validation data; bank 0" in unseen
 
 
 def test_plain_display_tells_tasks_and_time_left(finished: tuple, capsys: Any) -> None:

@@ -108,6 +108,21 @@ def test_the_page_says_what_the_run_measured(page: Path, runs: Path) -> None:
         assert name in text
 
 
+def written(result: dict, folder: Path) -> str:
+    """The page of a changed result."""
+    folder.mkdir(exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def test_accuracy_on_validation_data_is_called_so(page: Path, runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    assert "on validation data" not in page.read_text(encoding="utf-8")
+    text = written(result | {"measured_on": ["valid"]}, tmp_path / "run")
+    assert " % mean accuracy on validation data, nothing forgotten" in text
+    assert ">mean accuracy (ACC) on validation data<" in text
+
+
 def test_every_picture_is_saved_as_svg(page: Path) -> None:
     files = list((page.parent / "pictures").iterdir())
     assert {p.name for p in files} == {f"{name}.svg" for name in ALL_PICTURES}

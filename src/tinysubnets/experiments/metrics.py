@@ -53,6 +53,24 @@ class Probe:
         return cls(task.name, task.classes, task.valid, "valid")
 
 
+def parts_told(parts: Sequence[str]) -> str:
+    """The parts of data that accuracies were measured on, in words.
+
+    >>> parts_told(["test"]), parts_told(["test", "valid"])
+    ('test', 'test and validation')
+    """
+    return " and ".join({"valid": "validation"}.get(part, part) for part in parts)
+
+
+def where_not_test(parts: Sequence[str]) -> str:
+    """What is to be said behind an accuracy: nothing where test data alone were measured.
+
+    >>> where_not_test(["test"]), where_not_test(["valid"])
+    ('', ' on validation data')
+    """
+    return "" if set(parts) <= {"test"} else f" on {parts_told(parts)} data"
+
+
 def measure_row(
     learner: Learner, probes: Sequence[Probe], learned: int, matrix: MatrixKind = "full"
 ) -> Row:

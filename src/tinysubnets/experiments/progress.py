@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tinysubnets.errors import SettingError
-from tinysubnets.experiments.metrics import MATRICES
+from tinysubnets.experiments.metrics import MATRICES, parts_told, where_not_test
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.tables import size_text, text_table
 from tinysubnets.files import friendly_os_errors
@@ -215,7 +215,9 @@ def describe_step(step: EpochReport | PruningStep, clock: Clock) -> str:
 def describe_task(event: TaskLearned) -> str:
     """A learned task in one line."""
     report, accuracy = event.report, event.row[event.index]
-    parts = ["accuracy not measured" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"]
+    where = where_not_test([event.measured_on])
+    shown = "not measured" if accuracy is None else f"{100 * accuracy:.2f} %{where}"
+    parts = [f"accuracy {shown}"]
     if isinstance(report, SubnetReport):
         kept = f"{report.bits} bits, density {report.density:.3f}"
         if report.rungs:
@@ -254,6 +256,7 @@ def _headline(result: Mapping[str, Any]) -> str:
             said += f" instead of {dense} for" if is_less else f"; {dense} are the weights of"
             said += " one dense network"
     said += f"; {100 * metrics['average_accuracy']:.1f} % right on average"
+    said += where_not_test(result["measured_on"])
     lost = metrics["forgetting"]
     if lost is not None:
         said += f", {100 * lost:.1f} points forgotten" if lost else ", nothing forgotten"
@@ -262,7 +265,7 @@ def _headline(result: Mapping[str, Any]) -> str:
 
 def _matrix(result: Mapping[str, Any]) -> str:
     rows: Sequence[Sequence[float | None]] = result["accuracy_matrix"]
-    where = " and ".join(result["measured_on"])
+    where = parts_told(result["measured_on"])
     title = f"accuracy in % on {where} data: row = after task, column = task"
     kind = result.get("matrix") or "full"
     if kind != "full":

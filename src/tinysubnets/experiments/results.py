@@ -216,6 +216,11 @@ class Run:
         return list(self.result["tasks"])
 
     @property
+    def measured_on(self) -> list[str]:
+        """The parts of data that accuracies were measured on: "test", "valid" or both."""
+        return list(self.result.get("measured_on") or ["test"])
+
+    @property
     def matrix(self) -> list[list[float | None]]:
         """The accuracy matrix as fractions of 1."""
         return list(self.result["accuracy_matrix"])

@@ -71,6 +71,7 @@ class TaskLearned:
     """A task was learned, and tasks were measured as the plan's `matrix` says.
 
     `seconds` is all that it took: epochs, compression with post-pruning, and measuring.
+    `measured_on` is the part of the task's data that its accuracy is of, "test" or "valid".
     """
 
     index: int
@@ -78,6 +79,7 @@ class TaskLearned:
     report: Any
     row: Row
     seconds: float
+    measured_on: str = "test"
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,8 @@ class Experiment:
         self.matrix.append(row)
         report = self.learner.reports[task.name]
         seconds = report.training_seconds + time.perf_counter() - began
-        learned = TaskLearned(index, len(self.probes), report, row, seconds)
+        where = self.probes[index].measured_on
+        learned = TaskLearned(index, len(self.probes), report, row, seconds, where)
         measured = "not measured" if row[index] is None else f"{row[index]:.4f}"
         self.folder.log(f"learned {task.name}: accuracy {measured}")
         self._save_if_due_()

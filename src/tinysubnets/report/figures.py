@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tinysubnets.experiments.metrics import MATRICES
+from tinysubnets.experiments.metrics import MATRICES, parts_told
 from tinysubnets.experiments.results import Group, Run, grouped
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import NO_BANK, CodebookTensor
@@ -94,8 +94,7 @@ def accuracy_matrix(run: Run) -> Figure:
         lambda v: f"{v * 100:.{int(0 < v < 1)}f} %",
         names=_task_names(run),
     )
-    names = run.result.get("measured_on") or ["test"]
-    measured = " and ".join({"valid": "validation"}.get(n, n) for n in names)
+    measured = parts_told(run.measured_on)
     lost = run.metric("forgetting")
     forgotten = (
         f"Columns that fade downwards were forgotten, by {lost * 100:.1f} % on average."

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from tinysubnets import __version__
+from tinysubnets.experiments.metrics import where_not_test
 from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
 from tinysubnets.report import figures, theme
 from tinysubnets.report.charts import size_text
@@ -102,6 +103,7 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
         return f"{kinds} compared in {len(runs)} runs, {tasks} each, {settings}."
     accuracy = groups[0].spread(lambda r: r.metric("average_accuracy"))
     shown = f"{accuracy.mean * 100:.1f} % mean accuracy" if accuracy else "no accuracy"
+    shown += _where(groups[0]) if accuracy else ""
     lost = groups[0].spread(lambda r: r.metric("forgetting"))
     kept = f"{lost.mean * 100:.1f} points forgotten" if lost and lost.mean else "nothing forgotten"
     if any(run.matrix_kind != "full" for run in runs):
@@ -114,6 +116,11 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     return f"{tasks}{weighs}, by {first.method}: {shown}, {kept}."
 
 
+def _where(group: Group) -> str:
+    """What is to be said behind a group's accuracy where it is not of test data alone."""
+    return where_not_test(sorted({part for run in group.runs for part in run.measured_on}))
+
+
 def dense_bytes(run: Run) -> float | None:
     """What the shared weights of one dense network take as 32-bit numbers."""
     weights = (run.result.get("ledger") or {}).get("num_weights")
@@ -124,7 +131,7 @@ def tiles(group: Group) -> list[dict[str, str]]:
     """The few numbers that stand at the top."""
     out = []
     for label, unit, digits, measure in (
-        ("mean accuracy (ACC)", "%", 1, lambda r: r.metric("average_accuracy")),
+        (f"mean accuracy (ACC){_where(group)}", "%", 1, lambda r: r.metric("average_accuracy")),
         ("backward transfer (BWT)", "pts", 2, lambda r: r.metric("backward_transfer")),
         ("file, of a dense network", "%", 1, lambda r: r.capacity("file")),
     ):
