@@ -160,6 +160,23 @@ def test_comparisons_show_means_over_seeds(compared: Path, runs: Path) -> None:
     assert f"{spread.mean * 100:.2f} ± {spread.std * 100:.2f}" in text
 
 
+def test_a_comparison_says_what_its_runs_have_in_common(
+    compared: Path, runs: Path, tmp_path: Path
+) -> None:
+    text = compared.read_text(encoding="utf-8")
+    assert "3 methods compared in 4 runs of 3 to 40 tasks, task-IL." in text
+    assert "Mean ± standard deviation over seeds." in text
+    assert "measured on" not in text
+    result = read_run(runs / "tsn" / "seed-0").result
+    one = result | {"method": "wsn", "measured_on": ["valid"]}
+    for name, found in (("tsn", result), ("wsn", one)):
+        written(found, tmp_path / name)
+    text = write_report(tmp_path, tmp_path / "both").read_text(encoding="utf-8")
+    assert "2 methods compared in 2 runs of 3 tasks, task-IL." in text
+    assert "standard deviation" not in text  # there is one run of each
+    assert "see the column “measured on”" in text and ">validation data<" in text
+
+
 def test_groups_of_one_recipe_keep_their_pictures_apart(runs: Path, tmp_path: Path) -> None:
     result = read_run(runs / "tsn" / "seed-0").result
     for epochs in (2, 7):

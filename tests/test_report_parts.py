@@ -100,6 +100,16 @@ def test_labels_keep_their_distance_and_order() -> None:
     assert max(places) <= 100
 
 
+def test_a_line_has_its_mark_where_it_ends() -> None:
+    """Above its place on the axis, also where other lines go on."""
+    short = Curve("accent", [(1, 50), (2, 70)], label="short", shape="disc")
+    long = Curve("warm", [(1, 40), (2, 30), (4, 20)], label="long", shape="square")
+    text = curves("a title", [short, long], ("tasks", "%")).svg()
+    tick = re.search(r'<text x="([\d.]+)"[^>]*>2</text>', text)
+    mark = re.search(r'<circle cx="([\d.]+)"', text)
+    assert tick and mark and tick[1] == mark[1]
+
+
 def test_charts_take_extremes() -> None:
     zero = heat_map("one", [[0.0, None]], ("a", "b"), str, 0.0)
     one = size_scatter("one", [Dot(1000.0, 1.0, "codes", "x")])

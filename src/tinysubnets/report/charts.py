@@ -286,7 +286,7 @@ def _heat_legend(drawing: Drawing, middle: float, y: float, low: str, high: str)
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart; a label is written at its end, behind a mark."""
+    """One line of a chart; a label is written behind a mark at its end."""
 
     color: str
     points: Sequence[tuple[float, float]]
@@ -304,7 +304,7 @@ def curves(
     first, last = min(p[0] for p in points), max(p[0] for p in points)
     low, high = padded([p[1] for p in points])
     named = sorted((c for c in series if c.label), key=lambda c: -c.points[-1][1])
-    room = max([12.0, *(text_width(c.label) + 22 for c in named)])
+    room = max([12.0, *(text_width(c.label) + 13 for c in named)])
     height = max(224.0, 34.0 + 14 * len(named))
     xs = (first, last if last > first else first + 1)
     frame = Frame(40, 34, WIDTH - room, height, xs, (max(0.0, low), high))
@@ -317,15 +317,19 @@ def curves(
         line = [(frame.x(x), frame.y(y)) for x, y in curve.points]
         dash = "4 4" if curve.dash else None
         drawing.line(line, curve.color, 1.75, curve.note, stroke_dasharray=dash)
-        if len(line) == 1:
+        if len(line) == 1 and not curve.label:
             drawing.mark(*line[0], 3.5, curve.color, note=curve.note)
     # Names beside the ends of their lines, apart from each other where lines end together.
     ends = [(frame.x(c.points[-1][0]), frame.y(c.points[-1][1])) for c in named]
     places = spread_out([y for _, y in ends], 14.0, frame.top, frame.bottom)
     for curve, (x, end), y in zip(named, ends, places, strict=True):
-        drawing.line(((x, end), (x + 9, y)), curve.color)
-        drawing.mark(x + 12, y, 4.0, curve.color, curve.shape)
-        drawing.text(x + 19, y + 4, curve.label, fill="ink")
+        width = text_width(curve.label)  # no grid line strikes through a text
+        drawing.rect(x + 8, y - 6, width + 4, 12, "surface", fill_opacity=0.85)
+        if abs(y - end) > 1:
+            drawing.line(((x, end), (x + 9, y)), curve.color)
+        drawing.text(x + 10, y + 4, curve.label, fill="ink")
+    for curve, (x, end) in zip(named, ends, strict=True):
+        drawing.mark(x, end, 4.0, curve.color, curve.shape, note=curve.note)
     whole = [v for v in ticks(*xs) if v == round(v)]
     frame.draw_x(drawing, [(v, f"{v:.0f}") for v in whole], labels[0])
     return drawing

@@ -714,7 +714,8 @@ def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:
         "accuracy-over-time",
         "Accuracy as tasks come in",
         curves("accuracy over time", lines, ("tasks learned", "accuracy so far, %")),
-        "Mean accuracy on all tasks learned so far; lines that fall are forgetting.",
+        "Mean accuracy on all tasks so far. A line falls where earlier tasks are forgotten, "
+        "and also where the new task is harder; a run's accuracy matrix tells which.",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from tinysubnets import __version__
-from tinysubnets.experiments.metrics import where_not_test
+from tinysubnets.experiments.metrics import parts_told, where_not_test
 from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
 from tinysubnets.report import figures, theme
 from tinysubnets.report.charts import size_text
@@ -53,7 +53,8 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
         lead=lead(runs, groups),
         tiles=tiles(groups[0]) if len(groups) == 1 else [],
         groups=groups if len(runs) > 1 else [],
-        group_columns=GROUP_COLUMNS,
+        hint=hint(groups),
+        group_columns=(*GROUP_COLUMNS, *([MEASURED_ON] if any(map(_where, groups)) else [])),
         task_columns=TASK_COLUMNS,
         rung_columns=RUNG_COLUMNS,
         overview=overview,
@@ -95,12 +96,13 @@ def _height(figure: Figure) -> float:
 def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     """One sentence that says what was run and what came of it."""
     first = runs[0]
-    tasks = f"{len(first.tasks)} tasks" if len(first.tasks) != 1 else "One task"
     if len(groups) > 1:
         methods = len({g.method for g in groups})
         kinds = f"{methods} methods" if methods > 1 else f"{len(groups)} recipes"
         settings = ", ".join(dict.fromkeys(run.scenario_type for run in runs))
-        return f"{kinds} compared in {len(runs)} runs, {tasks} each, {settings}."
+        least, most = min(len(r.tasks) for r in runs), max(len(r.tasks) for r in runs)
+        tasks = f"{least} to {most} tasks" if least < most else _tasks(most)
+        return f"{kinds} compared in {len(runs)} runs of {tasks}, {settings}."
     accuracy = groups[0].spread(lambda r: r.metric("average_accuracy"))
     shown = f"{accuracy.mean * 100:.1f} % mean accuracy" if accuracy else "no accuracy"
     shown += _where(groups[0]) if accuracy else ""
@@ -113,12 +115,31 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     dense = dense_bytes(first)
     if size and dense:
         weighs += f" instead of {size_text(dense)} for one dense network"
+    tasks = _tasks(len(first.tasks)).capitalize()
     return f"{tasks}{weighs}, by {first.method}: {shown}, {kept}."
+
+
+def _tasks(count: int) -> str:
+    return f"{count} tasks" if count != 1 else "one task"
+
+
+def hint(groups: Sequence[Group]) -> str:
+    """How to read the numbers of a comparison; empty where they need no explanation."""
+    told = []
+    if any(len(group.runs) > 1 for group in groups):
+        told.append("Mean ± standard deviation over seeds.")
+    if any(_where(group) for group in groups):
+        told.append("Not all accuracies are of test data: see the column “measured on”.")
+    return " ".join(told)
 
 
 def _where(group: Group) -> str:
     """What is to be said behind a group's accuracy where it is not of test data alone."""
-    return where_not_test(sorted({part for run in group.runs for part in run.measured_on}))
+    return where_not_test(_parts(group))
+
+
+def _parts(group: Group) -> list[str]:
+    return sorted({part for run in group.runs for part in run.measured_on})
 
 
 def dense_bytes(run: Run) -> float | None:
@@ -208,6 +229,9 @@ GROUP_COLUMNS = (  # what matters stands first: a phone shows the first columns 
     Column("unknown inputs, AUROC %", "n", _mean(lambda r: r.routed("unknown", "auroc"), 2, 100)),
     Column("recipe", "long", lambda g: g.label),
 )
+
+
+MEASURED_ON = Column("measured on", "", lambda g: f"{parts_told(_parts(g))} data")
 
 
 def _field(key: str, form: str = "{}", factor: float = 1) -> Callable[[Mapping[str, Any]], str]:
