@@ -92,6 +92,18 @@ def test_row_is_measured_anew_and_looks_ahead_by_class_index() -> None:
     assert oracle.asked == ["a", "b"]
 
 
+def test_transfer_is_not_defined_between_tasks_of_different_classes() -> None:
+    matrix = [[0.9, 0.0, 0.6], [0.9, 0.8, 0.0], [0.9, 0.8, 0.7]]
+    some = metrics.comparable(matrix, [("x", "y"), ("p", "q"), ("x", "y")])
+    assert some == [[0.9, None, 0.6], [0.9, 0.8, None], [0.9, 0.8, 0.7]]
+    assert metrics.forward_transfer(some) == 0.6
+    none = metrics.comparable(matrix, [("x", "y"), ("p", "q"), ("k", "l")])
+    found = metrics.summary(none, [2, 2, 2])
+    assert found["forward_transfer"] is found["forward_transfer_minus_chance"] is None
+    assert found["backward_transfer"] == 0.0 and found["average_accuracy"] == pytest.approx(0.8)
+    assert metrics.comparable(matrix, [None, None, None]) == matrix
+
+
 def test_unknown_task_is_asked_as_none() -> None:
     oracle = Oracle("domain-IL")
     probes = [metrics.Probe.of(make(n, ["x", "y"], r)) for n, r in (("a", 8), ("b", 5))]

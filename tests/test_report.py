@@ -16,6 +16,7 @@ from quick import mostly_slow
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.experiments.compare import summary as compare_summary
+from tinysubnets.experiments.progress import summary as run_summary
 from tinysubnets.experiments.results import Run, changes, find_runs, grouped, read_run
 from tinysubnets.report import write_report
 from tinysubnets.report.figures import references
@@ -121,6 +122,20 @@ def test_accuracy_on_validation_data_is_called_so(page: Path, runs: Path, tmp_pa
     text = written(result | {"measured_on": ["valid"]}, tmp_path / "run")
     assert " % mean accuracy on validation data, nothing forgotten" in text
     assert ">mean accuracy (ACC) on validation data<" in text
+
+
+def test_a_network_is_not_blamed_for_classes_it_has_not_learned(
+    page: Path, runs: Path, tmp_path: Path
+) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    tasks = [t | {"classes": [f"{t['name']}-{c}" for c in t["classes"]]} for t in result["tasks"]]
+    said = "after task 1 (permutation-0), accuracy on task 2 (permutation-1): "
+    text = written(result | {"tasks": tasks}, tmp_path / "run")
+    assert f"{said}not defined" in text and "not defined where their classes are others" in text
+    assert f"{said}not defined" not in page.read_text(encoding="utf-8")
+    printed = run_summary(result | {"tasks": tasks})
+    assert "on classes that it has not learned" in printed
+    assert "not learned" not in run_summary(result)
 
 
 def test_every_picture_is_saved_as_svg(page: Path) -> None:

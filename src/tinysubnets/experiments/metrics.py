@@ -2,7 +2,8 @@
 
 Cell (i, j) is the accuracy on task j after task i was learned. For j <= i it is measured through
 what the learner holds for task j. For j > i it is task i's own network on task j's data, class
-index against class index; None where the two do not have the same number of classes.
+index against class index; None where the two do not have the same number of classes. Where classes
+differ, such a cell says nothing of transfer: `comparable` leaves it out.
 
 Long runs measure fewer cells: see `MATRICES`. A cell that was not measured is None, never a number
 that it ought to have, and a metric that needs such a cell is None.
@@ -164,6 +165,24 @@ def accuracy_ahead(learner: Learner, current: Probe, ahead: Probe) -> float | No
     return correct / len(ahead.data)
 
 
+def comparable(matrix: Matrix, classes: Sequence[Sequence[Label] | None]) -> list[Row]:
+    """The matrix without cells above the diagonal whose two tasks have different classes.
+
+    A network that never saw a class cannot name it: the index of another one is right or wrong by
+    chance, which is neither transfer nor harm.
+
+    - `classes`: of each task; None where they are not known, and nothing is left out.
+    """
+    known = [None if found is None else list(found) for found in classes]
+    return [
+        [
+            value if j <= i or known[i] is None or known[i] == known[j] else None
+            for j, value in enumerate(row)
+        ]
+        for i, row in enumerate(matrix)
+    ]
+
+
 def summary(matrix: Matrix, num_classes: Sequence[int]) -> dict[str, float | None]:
     """All metrics of an accuracy matrix, as fractions of 1; None where one is not defined."""
     return {
@@ -200,6 +219,8 @@ def backward_transfer(matrix: Matrix) -> float | None:
 
 def forward_transfer(matrix: Matrix, num_classes: Sequence[int] | None = None) -> float | None:
     """FWT of Díaz-Rodríguez et al.: the mean above the diagonal, over the cells there are.
+
+    None where there are none: with one task, or where all tasks differ in classes (`comparable`).
 
     With `num_classes` the chance of task j, one over its classes, is taken off each cell.
     """

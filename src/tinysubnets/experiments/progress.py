@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tinysubnets.errors import SettingError
-from tinysubnets.experiments.metrics import MATRICES, parts_told, where_not_test
+from tinysubnets.experiments.metrics import MATRICES, comparable, parts_told, where_not_test
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.tables import size_text, text_table
 from tinysubnets.files import friendly_os_errors
@@ -264,12 +264,15 @@ def _headline(result: Mapping[str, Any]) -> str:
 
 
 def _matrix(result: Mapping[str, Any]) -> str:
-    rows: Sequence[Sequence[float | None]] = result["accuracy_matrix"]
+    classes = [task.get("classes") for task in result["tasks"]]
+    rows = comparable(result["accuracy_matrix"], classes)
     where = parts_told(result["measured_on"])
     title = f"accuracy in % on {where} data: row = after task, column = task"
     kind = result.get("matrix") or "full"
     if kind != "full":
         title += f"\nmeasured: {MATRICES[kind]} (--matrix {kind}); – was not measured"
+    elif any(value is None for row in rows for value in row):
+        title += "\n– is not defined: a task's network on classes that it has not learned"
     if len(rows) > MAX_MATRIX:
         title += "\n(the whole matrix is in result.json; here its last row)"
     cells = [

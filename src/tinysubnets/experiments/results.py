@@ -53,6 +53,7 @@ def build(
         weighed = replace(weighed, file_bytes=model_bytes)
     ledger = weighed.as_dict()
     recipe = plan.recipe
+    defined = metrics.comparable(matrix, [p.classes for p in probes])
     return {
         "format": FORMAT,
         "library": __version__,
@@ -65,7 +66,7 @@ def build(
         "settings": recipe.as_dict(),
         "accuracy_matrix": matrix,
         "matrix": plan.matrix,
-        "metrics": metrics.summary(matrix, [len(p.classes) for p in probes]),
+        "metrics": metrics.summary(defined, [len(p.classes) for p in probes]),
         "tasks": [
             _task(learner, probe, size, (matrix[i][i], matrix[-1][i]), counts)
             for i, (probe, size, counts) in enumerate(zip(probes, sizes, confusions, strict=True))
@@ -224,6 +225,11 @@ class Run:
     def matrix(self) -> list[list[float | None]]:
         """The accuracy matrix as fractions of 1."""
         return list(self.result["accuracy_matrix"])
+
+    @property
+    def defined_matrix(self) -> list[list[float | None]]:
+        """The accuracy matrix without cells that mean nothing, see `metrics.comparable`."""
+        return metrics.comparable(self.matrix, [task.get("classes") for task in self.tasks])
 
     @property
     def matrix_kind(self) -> str:

@@ -92,7 +92,8 @@ FIXED_POINT = (
 
 TRANSFER = (
     _MEAN,
-    "FWT is the mean accuracy above the diagonal; compare it with chance (1 / classes).",
+    "FWT is the mean accuracy above the diagonal, class index against class index also where "
+    "tasks have other classes; compare it with chance (1 / classes).",
 )
 
 MATRIX = (

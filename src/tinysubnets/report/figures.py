@@ -86,10 +86,10 @@ def of_all(runs: Sequence[Run]) -> list[Figure]:
 
 def accuracy_matrix(run: Run) -> Figure:
     """The accuracy on every task after every task."""
-    sides = ("after task", "accuracy on task")
+    sides, cells = ("after task", "accuracy on task"), run.defined_matrix
     drawing = heat_map(
         "accuracy matrix",
-        run.matrix,
+        cells,
         sides,
         lambda v: f"{v * 100:.{int(0 < v < 1)}f} %",
         names=_task_names(run),
@@ -102,20 +102,22 @@ def accuracy_matrix(run: Run) -> Figure:
         else "No column changes below the diagonal: nothing was forgotten."
     )
     if run.matrix_kind != "full":
-        cells = MATRICES.get(run.matrix_kind, "some cells")
+        which = MATRICES.get(run.matrix_kind, "some cells")
         return Figure(
             "accuracy-matrix",
             "Accuracy of the tasks",
             drawing,
-            f"Accuracy in % on each task's {measured} data. Measured: {cells} (--matrix "
+            f"Accuracy in % on each task's {measured} data. Measured: {which} (--matrix "
             f"{run.matrix_kind}). Empty cells were not measured, and nothing is said of them.",
         )
+    is_empty = any(value is None for row in cells for value in row)
     return Figure(
         "accuracy-matrix",
         "Accuracy after every task",
         drawing,
         f"Accuracy in % on each task's {measured} data, measured again after every task. "
-        f"{forgotten} Above the diagonal: a task's own network on tasks it has not seen.",
+        f"{forgotten} Above the diagonal: a task's own network on tasks it has not seen"
+        f"{', not defined where their classes are others' if is_empty else ''}.",
     )
 
 
