@@ -138,6 +138,19 @@ def test_a_network_is_not_blamed_for_classes_it_has_not_learned(
     assert "not learned" not in run_summary(result)
 
 
+def test_one_task_is_shown_without_what_needs_two(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one", "tsn", 0, "data.num_tasks=1")
+    page = write_report(folder)
+    text = page.read_text(encoding="utf-8")
+    pictures = {path.stem for path in (page.parent / "pictures").iterdir()}
+    several = {"accuracy-matrix", "task-confusion", "confidences", "divergence", "mask-overlap"}
+    assert pictures == ALL_PICTURES - several - {"classes-2", "classes-3"}
+    printed = run_summary(read_run(folder).result)
+    for word in ("forgotten", "1 to 1", "not defined", "1 passes", "one line per task"):
+        assert word not in text and word not in printed
+    assert "average accuracy (ACC)" in printed and "after task" not in printed
+
+
 def test_every_picture_is_saved_as_svg(page: Path) -> None:
     files = list((page.parent / "pictures").iterdir())
     assert {p.name for p in files} == {f"{name}.svg" for name in ALL_PICTURES}
@@ -293,7 +306,8 @@ def test_every_kind_of_run_has_a_page(settings: str, tmp_path: Path) -> None:
     make_run(tmp_path, "tsn", 0, *settings.split())
     write_report(tmp_path)
     drawn = {p.stem for p in (tmp_path / "pictures").glob("*.svg")}
-    assert {"ownership", "task-masks", "codebooks", "mask-overlap"} <= drawn
+    assert {"ownership", "task-masks", "codebooks"} <= drawn
+    assert ("mask-overlap" in drawn) == ("data.num_tasks=1" not in settings)
 
 
 def test_a_page_is_called_by_the_run_s_own_name(runs: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from nets import data, learned, learner, task
 from tinysubnets.errors import TaskError
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.normalization import Normalization
-from tinysubnets.tasks.task import Split, Task
+from tinysubnets.tasks.task import Split, Task, few_told
 
 
 def test_labels_of_any_kind_come_back_as_they_were() -> None:
@@ -401,3 +401,13 @@ def test_a_task_needs_a_name(name: Any) -> None:
 def test_bad_normalizations_are_refused(mean: Any, std: Any) -> None:
     with pytest.raises(TaskError, match="normalization"):
         Normalization(mean, std)
+
+
+def test_few_samples_of_several_tasks_are_told_in_one_sentence() -> None:
+    assert few_told({"a": (900, 100)}) == ""
+    assert few_told({"a": (9, 5), "b": (900, 100)}).startswith(
+        "a has 9 training and 5 validation samples; one of these is worth 20 points"
+    )
+    many = few_told({f"t{i}": (90, 10 + i) for i in range(6)})
+    assert many.startswith("t0, t1, t2 and 3 more tasks have 10 to 15 validation samples; ")
+    assert "worth up to 10 points" in many

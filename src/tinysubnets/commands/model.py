@@ -611,9 +611,8 @@ def show_model(found: Mapping[str, Any]) -> None:
     for number, bank in enumerate(found["banks"]):
         left = bank["nameless_weights"]
         kept = f", {left:,} weights of removed tasks in use" if left else ""
-        print(
-            f"bank {number}: {len(bank['tasks'])} tasks, {_percent(bank['free_share'])} free{kept}"
-        )
+        many = f"{len(bank['tasks'])} task{'s' if len(bank['tasks']) != 1 else ''}"
+        print(f"bank {number}: {many}, {_percent(bank['free_share'])} free{kept}")
     if room["bytes_per_task"] is not None:
         print(_room(room, found["free_share"]))
 

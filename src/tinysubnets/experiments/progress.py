@@ -234,8 +234,11 @@ def summary(result: Mapping[str, Any]) -> str:
     """A finished run as text: what came of it, accuracy matrix, metrics, banks, ledger, seconds."""
     head = f"{result['recipe']} by {result['method']}, seed {result['seed']}"
     head += f" ({result['scenario_type']})"
-    blocks = [f"{head}\n{_headline(result)}", _matrix(result), _metrics(result)]
-    if result.get("without_task"):
+    blocks = [f"{head}\n{_headline(result)}"]
+    if len(result["tasks"]) > 1:
+        blocks.append(_matrix(result))
+    blocks.append(_metrics(result))
+    if result.get("without_task") and len(result["tasks"]) > 1:
         blocks.append(_without_task(result["without_task"]))
     if result.get("divergence"):
         blocks.append(_banks(result["divergence"]["decisions"]))
@@ -300,6 +303,7 @@ def _metrics(result: Mapping[str, Any]) -> str:
         [
             (text, undefined if m[key] is None else f"{100 * m[key]:.2f} %")
             for key, text in names.items()
+            if m[key] is not None or len(result["tasks"]) > 1  # one task has no transfer
         ]
     )
 

@@ -47,7 +47,7 @@ from tinysubnets.method.base import TaskTrainer
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.pruning import PruningStep
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.task import FEW_VALID, Task, few_samples
+from tinysubnets.tasks.task import FEW_VALID, Task, few_told
 from tinysubnets.training import distributed
 from tinysubnets.training.loop import EpochReport
 from tinysubnets.training.precision import fitting_threads, pick_device
@@ -266,7 +266,10 @@ class Experiment:
 
     def _begin_task(self, task: Task) -> Iterator[Note]:
         """Set up the task's trainer, at the epoch of the checkpoint where there is one."""
-        if self.plan.recipe.scenario == "own" and (few := few_samples(task)):
+        sizes = {
+            p.name: (s["train"], s["valid"]) for p, s in zip(self.probes, self.sizes, strict=True)
+        }
+        if self.plan.recipe.scenario == "own" and (few := few_told(sizes)):  # once for all tasks
             yield from self._note(f"{few}: {_done_about_it(self.plan.recipe)}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -145,11 +145,12 @@ def matrix(runs: Sequence[Run], scenario: str, where: str, out: str | Path | Non
     if out is not None:
         from tinysubnets.report.figures import accuracy_matrix
 
-        _save(accuracy_matrix(run).drawing, Path(out), f"{scenario}-{run.method}-matrix")
+        if (figure := accuracy_matrix(run)) is not None:
+            _save(figure.drawing, Path(out), f"{scenario}-{run.method}-matrix")
     heads = ("after task", *(str(i + 1) for i in range(len(run.matrix))))
     rows = tuple(
         (str(i), *("–" if v is None else f"{v * 100:.1f}" for v in row))
-        for i, row in enumerate(run.matrix, 1)
+        for i, row in enumerate(run.defined_matrix, 1)
     )
     return Table(name, title, heads, rows, notes.MATRIX, 1)
 

@@ -100,7 +100,7 @@ MATRIX = (
     "The paper shows its matrices as pictures only; its text says that they are constant down "
     "each column, and that ImageNet100 runs from 68.9 (task 5) to 83.8 (task 7).",
     "Ours: % on test data, every cell measured anew; above the diagonal a task's network on "
-    "tasks it has not seen; – where class counts differ.",
+    "tasks it has not seen; – where classes differ.",
 )
 
 MASKS = (

@@ -84,8 +84,10 @@ def of_all(runs: Sequence[Run]) -> list[Figure]:
 # Of one run
 
 
-def accuracy_matrix(run: Run) -> Figure:
-    """The accuracy on every task after every task."""
+def accuracy_matrix(run: Run) -> Figure | None:
+    """The accuracy on every task after every task; None of one task."""
+    if len(run.tasks) < 2:
+        return None
     sides, cells = ("after task", "accuracy on task"), run.defined_matrix
     drawing = heat_map(
         "accuracy matrix",
@@ -247,7 +249,8 @@ def per_task(run: Run) -> Figure | None:
         "Accuracy and bytes per task",
         drawing,
         "Above: accuracy at the end of the run. Below: the bytes each task added, in the "
-        "colors of the ledger. Later tasks reuse what earlier ones own."
+        "colors of the ledger."
+        + (" Later tasks reuse what earlier ones own." if count > 1 else "")
         + (" Last: the share of its bank that no task owns after it." if free else ""),
     )
 
@@ -313,12 +316,14 @@ def learning_curves(run: Run) -> Figure | None:
         spans.append(start + 0.5)
     if not found:
         return None
-    labels = ("epochs of all tasks, one after the other", "validation accuracy, %")
+    epoch = "epochs of all tasks, one after the other" if count > 1 else "epoch"
+    labels = (epoch, "validation accuracy, %")
     return Figure(
         "learning-curves",
         "Learning curves",
         curves("learning curves", found, labels, spans[:-1]),
-        "Validation accuracy while learning, one line per task, first to last from blue to amber.",
+        "Validation accuracy while learning"
+        + (", one line per task, first to last from blue to amber." if count > 1 else "."),
     )
 
 
@@ -372,10 +377,12 @@ def task_confusion(run: Run) -> Figure | None:
 
 
 def confidences(run: Run) -> Figure | None:
-    """How sure the choice of a task was, where it was right and where it was not."""
+    """How sure the choice of a task was, right or wrong; None where there is no choice."""
     table = run.without_task.get("confidence")
     kinds = ("edges", "right", "wrong")
-    if not isinstance(table, dict) or not all(isinstance(table.get(k), list) for k in kinds):
+    if len(run.tasks) < 2 or not isinstance(table, dict):
+        return None
+    if not all(isinstance(table.get(k), list) for k in kinds):
         return None
     edges, right, wrong = (table[k] for k in kinds)
     if not len(right) == len(wrong) == len(edges) - 1 or not sum(right) + sum(wrong):
@@ -528,21 +535,23 @@ def _task_legend(drawing: Drawing, num_tasks: int, words: str) -> None:
     """The colors of the tasks in order, with the first and the last number."""
     drawing.text(0, 12, words)
     left = text_width(words) + 8
-    width = min(18.0, (WIDTH - left - text_width(f"1 to {num_tasks}") - 6) / num_tasks)
+    numbers = f"1 to {num_tasks}" if num_tasks > 1 else "1"
+    width = min(18.0, (WIDTH - left - text_width(numbers) - 6) / num_tasks)
     for i in range(num_tasks):
         color = task_color(i, num_tasks)
         drawing.rect(left, 2, max(0.5, width - 1), 12, color, note=f"task {i + 1}")
         left += width
-    drawing.text(left + 6, 12, f"1 to {num_tasks}")
+    drawing.text(left + 6, 12, numbers)
 
 
 def mask_overlap(store: SubnetStore) -> Figure | None:
     """The share of each task's weights that each other task of its bank uses too.
 
-    None of very many tasks: cells would be too small to see, and their number is a square.
+    None of one task, and of very many: cells would be too small to see, and their number is a
+    square.
     """
     subnets = list(store.subnets.values())
-    if len(subnets) > MAX_OVERLAPS:
+    if not 1 < len(subnets) <= MAX_OVERLAPS:
         return None
     common = torch.zeros(len(subnets), len(subnets))
     # In chunks: all masks at once as floats would take many times the model's memory.

@@ -116,7 +116,8 @@ def lead(runs: Sequence[Run], groups: Sequence[Group]) -> str:
     if size and dense:
         weighs += f" instead of {size_text(dense)} for one dense network"
     tasks = _tasks(len(first.tasks)).capitalize()
-    return f"{tasks}{weighs}, by {first.method}: {shown}, {kept}."
+    told = shown if len(first.tasks) == 1 else f"{shown}, {kept}"  # one task forgets nothing
+    return f"{tasks}{weighs}, by {first.method}: {told}."
 
 
 def _tasks(count: int) -> str:
@@ -154,7 +155,7 @@ def tiles(group: Group) -> list[dict[str, str]]:
     for label, unit, digits, measure in (
         (f"mean accuracy (ACC){_where(group)}", "%", 1, lambda r: r.metric("average_accuracy")),
         ("backward transfer (BWT)", "pts", 2, lambda r: r.metric("backward_transfer")),
-        ("file, of a dense network", "%", 1, lambda r: r.capacity("file")),
+        ("file size, of a dense network", "%", 1, lambda r: r.capacity("file")),
     ):
         spread = group.spread(measure)
         if spread:
@@ -180,7 +181,8 @@ def _without_task(group: Group) -> list[dict[str, str]]:
         "domain-IL": group.spread(lambda r: r.routed("domain-IL", "average_accuracy")),
         "class-IL": group.spread(lambda r: r.routed("class-IL", "average_accuracy")),
     }
-    if found is None or group.runs[0].scenario_type != "task-IL":
+    run = group.runs[0]
+    if found is None or run.scenario_type != "task-IL" or len(run.tasks) < 2:
         return []
     for kind, share in shares.items():
         if share is not None:
@@ -267,8 +269,8 @@ TASK_COLUMNS = (
     Column("bits", "n", _field("bits")),
     Column("density", "n", _percent("density")),
     Column("owned, before → after pruning", "n", _owned),
-    Column("training, s", "n", _field("training_seconds", "{:.1f}")),
-    Column("pruning, s", "n", _field("pruning_seconds", "{:.1f}")),
+    Column("training,\u00a0s", "n", _field("training_seconds", "{:.1f}")),
+    Column("pruning,\u00a0s", "n", _field("pruning_seconds", "{:.1f}")),
     Column("bank decision", "reason", lambda task: task.get("reason") or ""),
 )
 
@@ -284,7 +286,7 @@ RUNG_COLUMNS = (
     Column("gain, points", "n", _gain),
     Column("more bytes", "n", _field("extra_bytes", "{:,}")),
     Column("climbed", "", lambda rung: "yes" if rung["taken"] else "no"),
-    Column("training, s", "n", _field("seconds", "{:.1f}")),
+    Column("training,\u00a0s", "n", _field("seconds", "{:.1f}")),
 )
 
 

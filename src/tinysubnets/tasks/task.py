@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -232,12 +232,28 @@ class Task:
 
 def few_samples(task: Task) -> str:
     """What is to be said of a task with too few validation samples to choose by, or nothing."""
-    num = len(task.valid)
-    if num >= FEW_VALID:
+    return few_told({task.name: (len(task.train), len(task.valid))})
+
+
+def few_told(sizes: Mapping[str, tuple[int, int]]) -> str:
+    """The same of several tasks in one sentence.
+
+    - `sizes`: by names of tasks, how many samples train and validate.
+    """
+    few = {name: size for name, size in sizes.items() if size[1] < FEW_VALID}
+    if not few:
         return ""
+    least, most = min(v for _, v in few.values()), max(v for _, v in few.values())
+    if len(few) == 1:
+        ((name, (num_train, _)),) = few.items()
+        have = f"{name} has {num_train:,} training and {least:,} validation samples"
+    else:
+        listed = list(few) if len(few) <= 4 else [*list(few)[:3], f"{len(few) - 3} more tasks"]
+        have = f"{', '.join(listed[:-1])} and {listed[-1]} have {least:,}"
+        have += f" to {most:,} validation samples" if most > least else " validation samples each"
+    worth = f"{'up to ' if most > least else ''}{100 / least:.0f} points"
     return (
-        f"{task.name} has {len(task.train):,} training and {num:,} validation samples; one of "
-        f"these is worth {100 / num:.0f} points of accuracy, which is too coarse to choose the "
+        f"{have}; one of these is worth {worth} of accuracy, which is too coarse to choose the "
         "best epoch by, or the weights to prune"
     )
 
