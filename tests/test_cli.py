@@ -384,6 +384,23 @@ def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) 
     assert (folder / "result.json").exists()
 
 
+def test_a_reader_that_goes_away_costs_neither_the_run_nor_its_report(tmp_path: Path) -> None:
+    command = ["run", "permuted-digits", "--out", str(tmp_path / "run"), *small_options()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tinysubnets", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=120) == 0 and said == ""
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def test_summary_of_nothing(tmp_path: Path) -> None:
     assert compare.summary(tmp_path, ["tsn"]) == "no run was finished."
 

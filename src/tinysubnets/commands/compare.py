@@ -16,6 +16,7 @@ from tinysubnets.commands.run import (
     add_run_options,
     check_tensorboard,
     interruptible,
+    read_or_not,
 )
 from tinysubnets.errors import SettingError
 from tinysubnets.text import for_terminal
@@ -73,7 +74,8 @@ def _compare(options: argparse.Namespace) -> int:
         said = "stopping; the runs save what they have"
         with interruptible(comparison.stop, said):
             compare.run_all(comparison)
-    print(f"\n{compare.summary(Path(options.out), methods)}")
+    with read_or_not():
+        print(f"\n{compare.summary(Path(options.out), methods)}")
     failed = [j for j in comparison.jobs if j.state == "failed" and j.detail != "stopped"]
     for job in failed:
         detail = for_terminal(job.detail)

@@ -198,7 +198,8 @@ def _go_on(options: argparse.Namespace) -> int:
         if not is_first():
             return 0
         Checkpoints(folder.path).remove()  # of a process that was killed right after its result
-        print(f"{folder.path} is finished: there is nothing to resume.")
+        with read_or_not():
+            print(f"{folder.path} is finished: there is nothing to resume.")
         if not options.no_report and not (folder.path / "report.html").exists():
             add_report(folder.path)
     return 0
@@ -230,12 +231,24 @@ def check_tensorboard(options: argparse.Namespace) -> None:
         summary_writer()
 
 
+@contextlib.contextmanager
+def read_or_not() -> Iterator[None]:
+    """What is printed inside is lost where its reader has gone, as in `| head`; work goes on."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def add_report(folder: Path) -> None:
     """The report of a finished run; a run without one is a run all the same."""
     try:
         from tinysubnets.report import write_report
 
-        print(f"report: {write_report([folder])}")
+        page = write_report([folder])
+        with read_or_not():
+            print(f"report: {page}")
     except TinySubNetsError as error:
         print(f"no report: {for_terminal(str(error))}", file=sys.stderr)
 
@@ -253,7 +266,8 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
     watching = board or contextlib.nullcontext()
     with interruptible() as interruption, open_display() as display, watching, _hinted(path):
         for event in experiment.steps():
-            display.show(event)
+            with read_or_not():
+                display.show(event)
             if board is not None:
                 board.show(event)
             if isinstance(event, Finished):
@@ -264,7 +278,8 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
                 print(f"saved. Go on with: tsn resume {path}", file=sys.stderr)
                 return 130
     assert isinstance(event, Finished)
-    print(f"\n{summary(event.result)}, in {path}")
+    with read_or_not():
+        print(f"\n{summary(event.result)}, in {path}")
     if not options.no_report:
         add_report(path)
     return 0
