@@ -283,7 +283,7 @@ def methods(name: str) -> Callable[[Tables], str]:
         text = lines_of(own["headings"], own["rows"])
         note = "† One seed, without files; only the dials of EWC, SI and LwF were searched."
         return (
-            f"<details open><summary>{own['summary']} †</summary>\n\n{text}\n\n{note}\n\n</details>"
+            f"<details><summary>{own['summary']} †</summary>\n\n{text}\n\n{note}\n\n</details>"
         )
 
     return table

@@ -76,7 +76,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_the_front_page_shows_what_the_top_of_the_readme_shows() -> None:
     """A sentence, a picture, a result and two commands, the same in both places."""
     front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    top = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Results")[0]
+    top = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install")[0]
     sentence, result = re.findall(r"\*\*(.+?)\*\*", front, re.S)
     assert f"**{sentence}**" in top and f"**{result}**" in top
     assert "instead of" in result
@@ -93,7 +93,7 @@ def test_the_result_on_the_front_page_is_that_of_the_table() -> None:
         "permuted MNIST": "permuted-mnist, 10 tasks",
         "split CIFAR-100": "split-cifar100, 10 × 10",
     }
-    told = " ".join(text.partition("## Results")[0].split())
+    told = " ".join(text.partition("## Install")[0].split())
     for name, size in dense.items():
         cells = re.search(rf"\| {re.escape(rows[name])} \|(.*)\|", text)
         assert cells is not None

@@ -193,6 +193,25 @@ def test_predict_names_the_class_of_images_and_arrays(
     assert np.mean([g == t for g, t in zip(guesses, labels, strict=True)]) > 0.6
 
 
+def test_evaluate_measures_a_task_on_labeled_data(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, labels = pictures(20, seed=9)
+    np.savez(tmp_path / "new.npz", inputs=images, labels=labels)
+    command = ["evaluate", str(model), "--task", "left", "--data", str(tmp_path / "new.npz")]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    right = SubnetStore.load(model).predict("left", images) == np.array(labels)
+    assert found["samples"] == 20 and found["accuracy"] == pytest.approx(right.mean())
+    assert np.trace(found["confusion"]) == right.sum()
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert f"left: {100 * right.mean():.2f} % right of 20 samples" in shown and "all of it" in shown
+    np.savez(tmp_path / "new.npz", inputs=images, labels=["other"] * 20)
+    assert main(command) == 2
+    assert "other are no classes of the task" in capsys.readouterr().err
+
+
 def test_predict_explains_what_it_cannot_take(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,7 @@ def add_parsers(subparsers: Any) -> None:
     damage = "check everything in a model file; exit status 1 on damage"
     add_net(command(subparsers, "verify", damage, _verify))
     _add_predict(subparsers)
+    _add_evaluate(subparsers)
     _add_rename(subparsers)
     _add_remove(subparsers)
     _add_export(subparsers)
@@ -133,6 +135,17 @@ def _add_predict(subparsers: Any) -> None:
     predict.add_argument("--top", type=int, default=1, metavar="N", help="classes to show")
     predict.add_argument("--json", action="store_true", help="print plain data instead of a table")
     add_net(predict)
+
+
+def _add_evaluate(subparsers: Any) -> None:
+    text = "accuracy of a task on labeled data, by class and with what is taken for what"
+    evaluate = command(subparsers, "evaluate", text, _evaluate)
+    add_task(evaluate)
+    evaluate.add_argument(
+        "--data", required=True, metavar="DIR", help="images per class, or .npz; test/ if it has it"
+    )
+    evaluate.add_argument("--json", action="store_true", help="print plain data instead of text")
+    add_net(evaluate)
 
 
 def _add_rename(subparsers: Any) -> None:
@@ -260,6 +273,23 @@ def _predict(options: argparse.Namespace) -> int:
         print(_as_json({"task": options.task, "predictions": rows}))
         return 0
     show_predictions(rows)
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    store = _loaded(options, options.task)
+    part, _ = _labeled(store, options)
+    if strange := _strange(part.labels, store.subnet(options.task).classes):
+        raise SettingError(f"{options.data}: {strange}")
+    found = store.evaluate(options.task, part.inputs, part.labels)
+    if options.json:
+        rows = {str(c): None if math.isnan(a) else a for c, a in found.per_class.items()}
+        told = {"task": found.task, "accuracy": found.accuracy, "samples": found.num_samples}
+        told |= {"loss": found.loss, "per_class": rows, "confusion": found.confusion.tolist()}
+        print(_as_json(told))
+        return 0
+    where = f"{options.data}, {part.name}" if part.name else f"{options.data}, all of it"
+    print(f"{for_terminal(str(found), keep=LINE_END)}\non {for_terminal(where)}")
     return 0
 
 

@@ -55,6 +55,8 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
         groups=groups if len(runs) > 1 else [],
         hint=hint(groups),
         group_columns=(*GROUP_COLUMNS, *([MEASURED_ON] if any(map(_where, groups)) else [])),
+        routed=[g for g in groups if g.spread(lambda r: r.routed("class-IL", "average_accuracy"))],
+        routed_columns=ROUTED_COLUMNS,
         task_columns=TASK_COLUMNS,
         rung_columns=RUNG_COLUMNS,
         overview=overview,
@@ -213,8 +215,6 @@ def _size(group: Group) -> str:
 GROUP_COLUMNS = (  # what matters stands first: a phone shows the first columns only
     Column("method", "name", lambda g: g.method),
     Column("accuracy, %", "n strong", _mean(lambda r: r.metric("average_accuracy"), 2, 100)),
-    Column("class-IL, %", "n", _mean(lambda r: r.routed("class-IL", "average_accuracy"), 2, 100)),
-    Column("domain-IL, %", "n", _mean(lambda r: r.routed("domain-IL", "average_accuracy"), 2, 100)),
     Column("size", "n", _size),
     Column("file, % of dense", "n", _mean(lambda r: r.capacity("file"), 1, 100)),
     Column(
@@ -223,6 +223,13 @@ GROUP_COLUMNS = (  # what matters stands first: a phone shows the first columns 
     Column("seconds", "n", _mean(lambda r: r.result.get("seconds"), 0)),
     Column("runs", "n", lambda g: str(len(g.runs))),
     Column("setting", "", lambda g: g.runs[0].scenario_type),
+    Column("recipe", "long", lambda g: g.label),
+)
+
+ROUTED_COLUMNS = (  # what is measured without the task's name
+    Column("method", "name", lambda g: g.method),
+    Column("class-IL, %", "n", _mean(lambda r: r.routed("class-IL", "average_accuracy"), 2, 100)),
+    Column("domain-IL, %", "n", _mean(lambda r: r.routed("domain-IL", "average_accuracy"), 2, 100)),
     Column(
         "class-IL by entropy (SupSup), %",
         "n",
