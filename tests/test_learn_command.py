@@ -134,6 +134,46 @@ def test_only_the_last_task_can_be_taken_back(
         assert SubnetStore.load(model).digest("second") == before
 
 
+def test_validation_data_choose_between_two_versions(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Test data say the opposite here, and are only told."""
+    learned, turned, before = write(tmp_path / "as_learned"), tmp_path / "turned", contents(model)
+    turned.mkdir()
+    (turned / "dark").symlink_to(learned / "bright")
+    (turned / "bright").symlink_to(learned / "dark")
+    for name, trained, tested in (("new", turned, learned), ("old", learned, turned)):
+        (tmp_path / name).mkdir()
+        for part, source in (("train", trained), ("val", trained), ("test", tested)):
+            (tmp_path / name / part).symlink_to(source)
+    out, more = tmp_path / "out", ("--replace", "--keep-anyway", "--set", "epochs=8")
+    assert learn(model, "left", tmp_path / "old", *more, "--out", str(out)) == 0
+    said = capsys.readouterr().out
+    assert "validation data: 100.00 % before" in said and "test data: 0.00 % before" in said
+    assert "so the old one stays" in said and f"no model was written to {out}" in said
+    assert not (out / FILE_NAME).exists() and contents(model) == before
+    assert learn(model, "left", tmp_path / "new", *more) == 0
+    said = capsys.readouterr().out
+    assert "validation data: 0.00 % before" in said and "test data: 100.00 % before" in said
+    assert "the old version of 'left' removed" in said and "after compression" in said
+    assert contents(model) != before
+
+
+def test_learning_that_is_stopped_says_what_is_left(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, before = write(tmp_path / "data"), contents(model)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TinySubNets, "learn", stopped)
+    assert learn(model, "again", data) == 130
+    said = capsys.readouterr().err
+    assert f"{model / FILE_NAME} is as it was. There is nothing to resume" in said
+    assert contents(model) == before
+
+
 @pytest.mark.parametrize("change", ["remove", "rename", "python"])
 def test_any_other_change_removes_the_backup(model: Path, tmp_path: Path, change: str) -> None:
     """`tsn remove` above all: what was removed must not lie beside the model."""
