@@ -298,7 +298,9 @@ def test_the_part_that_was_measured_is_named(
     pytest.importorskip("onnxruntime")
     export = ["export", str(model), "--task", "b", str(tmp_path / "b.onnx"), "--data"]
     assert main([*export, str(data)]) == 0
-    assert f"accuracy on the 30 samples of {data}, part test/: " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"accuracy on the 30 samples of {data}, part test/: " in text
+    assert "learned from" not in text
 
 
 def test_few_samples_are_learned_by_settings_that_fit(

@@ -404,8 +404,10 @@ def test_export_writes_onnx_and_torch_programs(
     assert main([*command, str(tmp_path / "a.onnx"), "--int8", "--data", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "a.onnx" in text and "% exported" in text
+    assert text.count("most of these may have been learned from") == 2
     assert "takes uint8 inputs of shape ('batch', 1, 8, 8), raw" in text
     card = (tmp_path / "a.md").read_text(encoding="utf-8")
+    assert "held-out accuracy needs other images, or a test/ folder" in card
     rows = {r.split("|")[1].strip(): r.split("|")[2:5] for r in card.splitlines() if "|" in r}
     assert int(rows["int8"][0].replace(",", "")) == (tmp_path / "a.onnx").stat().st_size
     shares = [float(s) for s in re.findall(r"([\d.]+) % (?:exported|in torch)", text)]

@@ -29,6 +29,10 @@ CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
 LINE_END = "\n"
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
+NOT_HELD_OUT = (
+    "most of these may have been learned from: held-out accuracy needs other images, or a test/ "
+    "folder"
+)
 PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing", "metadata")
 _MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
 
@@ -446,13 +450,15 @@ def _export(options: argparse.Namespace) -> int:
     if data is None:
         return 0
     part = data[0]
-    where = f"the {len(part)} samples of {options.data}, part {part.name or 'all'}"
+    where = f"the {len(part)} samples of {options.data}" + (f", part {part.name}" * bool(part.name))
     if strange := _strange(part.labels, store.subnet(options.task).classes):
         print(f"accuracy on {where} not measured: {for_terminal(strange)}")
         return 0
     exported = export.onnx_accuracy(done.path, part.inputs, part.labels)
     live = store.evaluate(options.task, part.inputs, part.labels).accuracy
     print(f"accuracy on {where}: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
+    if part is data[1]:  # no test part
+        print(f"note: {NOT_HELD_OUT}")
     if options.int8:
         print(_int8_card(store, options.task, done, data))
     return 0
@@ -499,6 +505,8 @@ def _int8_card(store: SubnetStore, task: str, done: Exported, data: tuple[Part, 
     elif len(inputs) >= 2 * CALIBRATION:
         inputs, labels = inputs[CALIBRATION:], labels[CALIBRATION:]
         about = f"{len(inputs)} samples of --data that nothing was calibrated with"
+    if part is calibration:
+        about += f"; {NOT_HELD_OUT}"
     with tempfile.TemporaryDirectory() as folder:
         plain = export.to_onnx(store, task, Path(folder) / "float.onnx")
         card = export.export_card(task, {"float32": plain, "int8": done}, inputs, labels, about)
