@@ -93,7 +93,11 @@ def test_another_folder_gets_the_task_and_the_model_stays(
     # What is in the way is said before anything is learned.
     assert learn(model, "third", data, "--out", str(new)) == 2
     said = capsys.readouterr()
-    assert "another writer" in said.err and "epoch" not in said.out
+    assert f"{new} holds another model" in said.err and "epoch" not in said.out
+    assert f"tsn learn {new}" in said.err and "overwrite" not in said.err
+    assert learn(model, "third", data, "--out", str(data)) == 2
+    assert f"{data} holds other files (bright, dark)" in capsys.readouterr().err
+    assert not (data / ".lock").exists() and not (data / FILE_NAME).exists()
     (tmp_path / "file").write_text("no folder")
     assert learn(model, "third", data, "--out", str(tmp_path / "file")) == 2
     assert "not a folder" in capsys.readouterr().err
@@ -115,6 +119,14 @@ def test_a_task_learned_in_place_can_be_taken_back(
     # Learned into itself by another name of the same folder, it keeps a backup as well.
     assert learn(model, "again", data, "--out", str(model / ".." / model.name)) == 0
     assert main(["undo", str(model)]) == 0 and contents(model) == before
+    # So does a copy of it elsewhere.
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    (copied / FILE_NAME).write_bytes((model / FILE_NAME).read_bytes())
+    capsys.readouterr()
+    assert learn(model, "again", data, "--out", str(copied)) == 0
+    assert f"tsn undo {copied}" in capsys.readouterr().out and contents(model) == before
+    assert SubnetStore.load(copied / "backup").tasks == ("left",)
 
 
 def test_only_the_last_task_can_be_taken_back(

@@ -25,6 +25,8 @@ from tinysubnets.commands import (
 from tinysubnets.errors import ArtifactError, TinySubNetsError, unknown
 from tinysubnets.text import for_terminal
 
+FILES = ("model", "new", "patch", "out")  # options that an error of a model file can be about
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit status: 2 after an error, 130 after Ctrl-C."""
@@ -41,9 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options) or 0)
     except TinySubNetsError as error:
-        given = str(getattr(options, "model", ""))
-        is_unnamed = isinstance(error, ArtifactError) and given not in str(error)
-        say(f"{given}: {error}" if is_unnamed else str(error))
+        given = [str(p) for n in FILES if (p := getattr(options, n, None)) is not None]
+        is_named = not given or any(path in str(error) for path in given)
+        is_unnamed = isinstance(error, ArtifactError) and not is_named
+        say(f"{given[0]}: {error}" if is_unnamed else str(error))
         return 2
     except MemoryError:
         say("out of memory. Use smaller batches or a smaller network.")

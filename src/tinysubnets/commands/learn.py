@@ -20,7 +20,7 @@ from tinysubnets.commands.model import (
     told,
     writable,
 )
-from tinysubnets.errors import MismatchError, SettingError, unknown
+from tinysubnets.errors import ConflictError, MismatchError, SettingError, unknown
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
     from tinysubnets.tasks.task import Split, Task
 
+OF_A_MODEL = ("README.md", "config.json", "backup")  # what lies beside a model file
 FULL_BITS = 32  # of a weight that is stored as it was learned
 
 
@@ -101,7 +102,7 @@ def _undo(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from tinysubnets.format import model_path
+    from tinysubnets.format import FILE_NAME, model_path
     from tinysubnets.method.base import check_name
     from tinysubnets.method.learner import TinySubNets
     from tinysubnets.method.progress import duration
@@ -160,13 +161,13 @@ def _learn(options: argparse.Namespace) -> int:
     if found.is_at_chance and not options.keep_anyway:
         print(_at_chance(found, _nothing_written(file, target)), file=sys.stderr)
         return 1
-    in_place = target == file.parent and before > 0
-    path = saved(store, target, with_backup=in_place)
+    was_there = (target / FILE_NAME).exists()  # MODEL in place, or a copy of it in --out
+    path = saved(store, target, with_backup=was_there)
     after = path.stat().st_size
     show_report(learner.reports[task.name])
     print(f"{path}: {before:,} -> {after:,} bytes ({after - before:+,})")
-    if in_place:
-        print(f"back to the model before: tsn undo {options.model}")
+    if was_there:
+        print(f"back to the model before: tsn undo {options.out or options.model}")
     return 0
 
 
@@ -294,13 +295,42 @@ def _target(options: argparse.Namespace, store: SubnetStore) -> tuple[Path, Path
     from tinysubnets.format import model_path
 
     if options.out is None and not model_path(options.model).exists():
+        _check_folder(Path(options.model), store)
         store.reserve(options.model)  # of a new model; makes the folder
     file = model_path(options.model)
     target = file.parent if options.out is None else Path(options.out)
     if target.exists() and target.resolve() == file.parent.resolve():
         return writable(options.model), file.parent
+    _check_folder(target, store)
     store.reserve(target)
     return file, target
+
+
+def _check_folder(folder: Path, store: SubnetStore) -> None:
+    """Refuse a folder that holds another model, or other things and no model."""
+    from tinysubnets.format import FILE_NAME, ModelFile
+
+    if not folder.is_dir():
+        return  # not there yet, or no folder, which is said when it is reserved
+    file = folder / FILE_NAME
+    if not file.exists():
+        others = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+        others = [name for name in others if name not in OF_A_MODEL]
+        if others:
+            shown = ", ".join(map(for_terminal, others[:3])) + (", …" if len(others) > 3 else "")
+            raise ConflictError(
+                f"{folder} holds other files ({shown}) and no model. Give a folder that is not "
+                f"there yet, such as {folder / 'model'}."
+            )
+        return
+    with ModelFile(file) as there:
+        if there.identity == store.saved_as:
+            return
+    raise ConflictError(
+        f"{folder} holds another model, which stays. Give --out a folder that is not there yet, "
+        f"add the task to that model by `tsn learn {folder}` without --out, or remove that folder "
+        "first if it is an earlier result that you do not need."
+    )
 
 
 def _introduce(learner: Learner, task: Task) -> None:

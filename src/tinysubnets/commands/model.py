@@ -229,7 +229,8 @@ def _verify(options: argparse.Namespace) -> int:
         given = options.net is not None or options.base is not None
         if given and isinstance(error, MismatchError):
             raise  # the network that was given is wrong, not the file
-        print(f"tsn: {options.model}: {for_terminal(str(error), keep=LINE_END)}", file=sys.stderr)
+        named = "" if str(options.model) in str(error) else f"{options.model}: "
+        print(f"tsn: {named}{for_terminal(str(error), keep=LINE_END)}", file=sys.stderr)
         return 1
     network = "network rebuilt"
     if not checked.is_rebuilt:
@@ -376,7 +377,12 @@ def _diff(options: argparse.Namespace) -> int:
     from tinysubnets.format.patch import write_patch
 
     old, new, out = model_path(options.model), model_path(options.new), Path(options.out)
-    size = write_patch(old, new, out)
+    try:
+        size = write_patch(old, new, out)
+    except ArtifactError as error:
+        if str(error).startswith(("the old file", "the new file")):  # which of them is which
+            raise type(error)(f"old {old}, new {new}: {error}") from None
+        raise
     print(f"{out}: {size:,} bytes, instead of {new.stat().st_size:,} for the whole model")
     return 0
 
@@ -389,6 +395,11 @@ def _apply(options: argparse.Namespace) -> int:
     if options.out is not None:
         given = Path(options.out)
         out = given if given.suffix == ".safetensors" else given / FILE_NAME
+    if Path(options.patch).is_dir():
+        raise SettingError(
+            f"{options.patch} is a folder, not the file that `tsn diff` wrote. Or are they "
+            "swapped? It is `tsn apply OLD PATCH`."
+        )
     old = model_path(options.model) if out is not None else writable(options.model)
     is_new = patch_file(old, Path(options.patch), out, own_network(options))
     place = out or old
