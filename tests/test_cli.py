@@ -137,6 +137,10 @@ def test_list_shows_data_that_are_there(capsys: pytest.CaptureFixture, tmp_path:
         (["run", "--method", "tns"], "Did you mean 'tsn'"),
         (["run", "--set", "training.epoch=5"], "Did you mean 'training.epochs'"),
         (["run", "--set", "epohcs=5"], "There is a setting 'training.epochs'"),
+        (["run", "--set", "densty=0.1"], "setting 'tsn.density'; `tsn settings` lists all."),
+        (["run", "mine.tml"], "there is no file mine.tml. Did you mean 'mine.toml'?"),
+        (["run", "mime.toml"], "No such file or directory. Did you mean 'mine.toml'?"),
+        (["run", "mine.txt"], "a name that ends in .toml"),
         (["run", "--set", "tsn.density=0"], "density = 0"),
         (["run", "--device", "abacus"], "'auto', 'cpu' or 'cuda'"),
         (["resume", "nowhere"], "not a folder"),
@@ -153,11 +157,30 @@ def test_errors_are_one_message_and_status_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("mine.toml", "mine.txt"):
+        (tmp_path / name).write_text('scenario = "split-digits"')
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("tsn: ") and said in error
     assert "Traceback" not in error
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("learn model --task a --data b --epochs 3", "It is a setting: give --set epochs=3."),
+        ("run --score-lr=0.1", "It is a setting: give --set score_lr=0.1."),
+        ("run --wisdom 3", "unrecognized arguments: --wisdom."),
+    ],
+)
+def test_settings_that_are_given_as_options(
+    words: str, said: str, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words.split())
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and said in error and ("wisdom" in words) != ("--set" in error)
 
 
 def test_the_data_folder_is_kept_for_resuming(

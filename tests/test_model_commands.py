@@ -352,9 +352,13 @@ def test_learn_adds_a_task_from_a_folder_of_images(
     assert "epoch 1/1" in text and "one of these is worth 17 points" in text
     assert "54 training, 6 validation samples of 1x8x8, 2 classes" in text
     assert main([*command[:5], "nowhere"]) == 2  # the name is looked at before the data
-    assert "has been learned already" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has been learned already" in said and "--replace" in said
     assert main([*command[:3], "third", *command[4:], "--set", "training.wisdom=1"]) == 2
     assert capsys.readouterr().err.startswith("tsn: unknown setting 'training.wisdom'")
+    assert main([*command[:3], "third", *command[4:], "--set", "denstiy=0.1"]) == 2
+    said = capsys.readouterr().err
+    assert "Did you mean 'density'? `tsn settings` lists all." in said and "epochs" not in said
 
 
 def test_learn_explains_a_disk_that_cannot_be_written(

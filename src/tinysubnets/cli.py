@@ -38,7 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words[0].startswith("-") and words[0] not in commands:
         say(unknown("command", words[0], commands) + " See tsn --help.")
         return 2
-    options = made.parse_args(words)
+    options, others = made.parse_known_args(words)
+    if others:
+        hint = _as_setting(words, others) if hasattr(options, "assignments") else ""
+        made.error(f"unrecognized arguments: {' '.join(others)}.{hint}")
     options.given = words  # for commands that start themselves again in other processes
     try:
         return int(options.run(options) or 0)
@@ -63,6 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("stopped.")
         return 130
+
+
+def _as_setting(words: Sequence[str], others: Sequence[str]) -> str:
+    """How to give a setting that was given as an option; empty where there is no such setting."""
+    option = next((word for word in others if word.startswith("--")), "")
+    key, _, value = option.removeprefix("--").partition("=")
+    key = key.replace("-", "_")
+    if not any(key in s.key.split(".") for t in settings.all_tables() for s in t.settings):
+        return ""
+    after = words[words.index(option) + 1 :]
+    if not value and after and not after[0].startswith("--"):
+        value = after[0]
+    return f" It is a setting: give --set {key}={value or 'VALUE'}."
 
 
 def say(message: str) -> None:

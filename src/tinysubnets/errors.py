@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+FEW_NAMES = 12  # that are listed in an error where a command lists them as well
+
 
 class TinySubNetsError(Exception):
     """Anything this package raises on purpose."""
@@ -79,9 +81,14 @@ class FewSamplesWarning(UserWarning):
     """A task has too few validation samples to choose an epoch by, or weights to prune."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that does not exist: what was given, the nearest name, all names."""
+def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+    """The message for a name that does not exist: what was given, the nearest name, all names.
+
+    - `listed_by`: a command that lists all names, which is told instead of more than a few.
+    """
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
+    if listed_by and (close or len(names) > FEW_NAMES):
+        return f"unknown {kind} {name!r}.{hint} `{listed_by}` lists all."
     return f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}."

@@ -20,7 +20,7 @@ from tinysubnets.commands.model import (
     told,
     writable,
 )
-from tinysubnets.errors import ConflictError, MismatchError, SettingError, unknown
+from tinysubnets.errors import ConflictError, MismatchError, SettingError, TaskError, unknown
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ def _undo(options: argparse.Namespace) -> int:
 
 def _learn(options: argparse.Namespace) -> int:
     from tinysubnets.format import FILE_NAME, model_path
-    from tinysubnets.method.base import check_name
     from tinysubnets.method.learner import TinySubNets
     from tinysubnets.method.progress import duration
 
@@ -125,8 +124,11 @@ def _learn(options: argparse.Namespace) -> int:
     # All before data are decoded and anything is learned in vain.
     if options.replace:
         store.subnet(options.task)
-    else:
-        check_name(options.task, learner.tasks)
+    elif options.task in learner.tasks:
+        raise TaskError(
+            f"a task named {options.task!r} has been learned already. Choose another name, or "
+            "learn it anew by --replace, which keeps the better version."
+        )
     isolated = options.isolated or (options.replace and store.subnet(options.task).isolated)
     if isolated and not isinstance(learner, TinySubNets):
         raise MismatchError(f"--isolated: {learner.name} keeps all tasks in the same banks.")
@@ -416,8 +418,6 @@ def _right_share(store: SubnetStore, name: str, task: Task, split: Split) -> flo
     """The share of a task's samples that a version of it answers rightly, by the classes' names."""
     import numpy as np
 
-    from tinysubnets.errors import TaskError
-
     labels = np.array(task.classes)[split.labels.numpy()]
     try:
         found = store.predict(name, split.inputs())
@@ -446,5 +446,5 @@ def _placed(assignment: str, method: str) -> str:
     }
     tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
     if key not in tables:
-        raise SettingError(unknown("setting", key, tables))
+        raise SettingError(unknown("setting", key, tables, listed_by="tsn settings"))
     return f"{tables[key]}.{assignment}"
