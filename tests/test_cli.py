@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from run_helpers import numbers, small_options, tsn
-from tinysubnets import networks, scenarios
+from tinysubnets import errors, networks, scenarios
 from tinysubnets.cli import main
 from tinysubnets.commands import compare as compare_commands
 from tinysubnets.commands import demo as demo_command
@@ -166,6 +166,29 @@ def test_errors_are_one_message_and_status_2(
     assert not (tmp_path / "x").exists()
 
 
+def test_extras_come_from_where_the_package_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        noted: str | None = None
+
+        def read_text(self, name: str) -> str | None:
+            return self.noted if name == "direct_url.json" else None
+
+    monkeypatch.setattr(sys, "executable", "/with space/python")
+    pip = "'/with space/python' -m pip install"
+    clone = Path(errors.__file__).parents[2]
+    assert errors.install_command("data") == f"{pip} -e '{clone}[data]'"
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "lib" / "tinysubnets" / "errors.py"))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed())
+    assert errors.install_command("data") == f"{pip} 'tinysubnets[data]'"
+    Installed.noted = '{"url": "https://host/it.git", "vcs_info": {"vcs": "git"}}'
+    address = "tinysubnets[data] @ git+https://host/it.git"
+    assert errors.install_command("data") == f"{pip} '{address}'"
+    Installed.noted = '{"url": "file:///clone", "dir_info": {}}'
+    assert errors.install_command("data") == f"{pip} 'tinysubnets[data] @ file:///clone'"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -222,7 +245,7 @@ def test_report_is_written_where_it_can_be(
     monkeypatch.setitem(sys.modules, "jinja2", None)
     out = tmp_path / "run"
     assert main(["run", "--out", str(out), "--device", "cpu", *small_options()]) == 0
-    assert "tinysubnets[report]" in capsys.readouterr().err
+    assert "[report]" in capsys.readouterr().err
     assert not (out / "report.html").exists()
 
 
@@ -232,7 +255,7 @@ def test_tensorboard_is_asked_for_by_name(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     out = tmp_path / "run"
     assert main(["run", "--out", str(out), "--tensorboard", *small_options()]) == 2
-    assert "tinysubnets[tensorboard]" in capsys.readouterr().err
+    assert "[tensorboard]" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -666,17 +666,18 @@ def show_predictions(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_routed(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print predicted classes with the tasks that they are from, or that no task knows an input."""
+    """Print predicted classes with the tasks that they are from.
+
+    Where no task knows an input, the best guess is shown as one.
+    """
     cells: list[tuple[str, ...]] = []
     for row in rows:
-        if row["unknown"]:
-            cells.append((row["input"], "unknown", "", "", ""))
-            continue
         head, sure = (row["input"], row["task"]), f"{row['confidence']:.4f}"
+        guess = "unknown; best guess " if row["unknown"] else ""
         for found in row["classes"]:
             share = f"{found['probability']:.4f}"
-            cells.append((head[0], str(found["name"]), head[1], share, sure))
-            head, sure = ("", ""), ""
+            cells.append((head[0], f"{guess}{found['name']}", head[1], share, sure))
+            head, sure, guess = ("", ""), "", ""
     headings = ("input", "class", "task", "probability", "task's probability")
     print(text_table(cells, headings, num_labels=3))
 
