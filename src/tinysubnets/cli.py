@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options) or 0)
     except TinySubNetsError as error:
-        given = [str(p) for n in FILES if (p := getattr(options, n, None)) is not None]
+        given = [str(p).rstrip("/") for n in FILES if (p := getattr(options, n, None)) is not None]
         is_named = not given or any(path in str(error) for path in given)
         is_unnamed = isinstance(error, ArtifactError) and not is_named
         say(f"{given[0]}: {error}" if is_unnamed else str(error))

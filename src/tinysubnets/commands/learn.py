@@ -320,9 +320,10 @@ def _check_folder(folder: Path, store: SubnetStore) -> None:
         others = [name for name in others if name not in OF_A_MODEL]
         if others:
             shown = ", ".join(map(for_terminal, others[:3])) + (", …" if len(others) > 3 else "")
+            beside = folder if folder.name not in ("", "..") else folder.resolve()
             raise ConflictError(
                 f"{folder} holds other files ({shown}) and no model. Give a folder that is not "
-                f"there yet, such as {folder / 'model'}."
+                f"there yet, such as {beside}-model."
             )
         return
     with ModelFile(file) as there:
