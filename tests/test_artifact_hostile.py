@@ -72,6 +72,14 @@ def test_every_flipped_byte_is_found(small: Path, tmp_path: Path) -> None:
         assert place < header or caught.type is DamageError
 
 
+def test_a_file_that_was_cut_off_says_so_with_its_path(small: Path, tmp_path: Path) -> None:
+    data, half = small.read_bytes(), tmp_path / "half.safetensors"
+    half.write_bytes(data[: len(data) - 100])
+    with pytest.raises(DamageError, match="cut off; copy it again") as caught:
+        SubnetStore.load(half)
+    assert str(caught.value).startswith(f"{half}: the file has")
+
+
 @pytest.mark.slow
 def test_every_truncation_is_found(small: Path, tmp_path: Path) -> None:
     data, path = small.read_bytes(), tmp_path / "model.safetensors"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from run_helpers import numbers, small_options, tsn
-from tinysubnets import networks, scenarios
+from tinysubnets import errors, networks, scenarios
 from tinysubnets.cli import main
 from tinysubnets.commands import compare as compare_commands
 from tinysubnets.commands import demo as demo_command
@@ -137,6 +137,10 @@ def test_list_shows_data_that_are_there(capsys: pytest.CaptureFixture, tmp_path:
         (["run", "--method", "tns"], "Did you mean 'tsn'"),
         (["run", "--set", "training.epoch=5"], "Did you mean 'training.epochs'"),
         (["run", "--set", "epohcs=5"], "There is a setting 'training.epochs'"),
+        (["run", "--set", "densty=0.1"], "setting 'tsn.density'; `tsn settings` lists all."),
+        (["run", "mine.tml"], "there is no file mine.tml. Did you mean 'mine.toml'?"),
+        (["run", "mime.toml"], "No such file or directory. Did you mean 'mine.toml'?"),
+        (["run", "mine.txt"], "a name that ends in .toml"),
         (["run", "--set", "tsn.density=0"], "density = 0"),
         (["run", "--device", "abacus"], "'auto', 'cpu' or 'cuda'"),
         (["resume", "nowhere"], "not a folder"),
@@ -153,11 +157,53 @@ def test_errors_are_one_message_and_status_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for name in ("mine.toml", "mine.txt"):
+        (tmp_path / name).write_text('scenario = "split-digits"')
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("tsn: ") and said in error
     assert "Traceback" not in error
     assert not (tmp_path / "x").exists()
+
+
+def test_extras_come_from_where_the_package_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        noted: str | None = None
+
+        def read_text(self, name: str) -> str | None:
+            return self.noted if name == "direct_url.json" else None
+
+    monkeypatch.setattr(sys, "executable", "/with space/python")
+    pip = "'/with space/python' -m pip install"
+    clone = Path(errors.__file__).parents[2]
+    assert errors.install_command("data") == f"{pip} -e '{clone}[data]'"
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "lib" / "tinysubnets" / "errors.py"))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed())
+    assert errors.install_command("data") == f"{pip} 'tinysubnets[data]'"
+    Installed.noted = '{"url": "https://host/it.git", "vcs_info": {"vcs": "git"}}'
+    address = "tinysubnets[data] @ git+https://host/it.git"
+    assert errors.install_command("data") == f"{pip} '{address}'"
+    Installed.noted = '{"url": "file:///clone", "dir_info": {}}'
+    assert errors.install_command("data") == f"{pip} 'tinysubnets[data] @ file:///clone'"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("learn model --task a --data b --epochs 3", "It is a setting: give --set epochs=3."),
+        ("run --score-lr=0.1", "It is a setting: give --set score_lr=0.1."),
+        ("run --wisdom 3", "unrecognized arguments: --wisdom."),
+    ],
+)
+def test_settings_that_are_given_as_options(
+    words: str, said: str, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words.split())
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and said in error and ("wisdom" in words) != ("--set" in error)
 
 
 def test_the_data_folder_is_kept_for_resuming(
@@ -199,7 +245,7 @@ def test_report_is_written_where_it_can_be(
     monkeypatch.setitem(sys.modules, "jinja2", None)
     out = tmp_path / "run"
     assert main(["run", "--out", str(out), "--device", "cpu", *small_options()]) == 0
-    assert "tinysubnets[report]" in capsys.readouterr().err
+    assert "[report]" in capsys.readouterr().err
     assert not (out / "report.html").exists()
 
 
@@ -209,7 +255,7 @@ def test_tensorboard_is_asked_for_by_name(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     out = tmp_path / "run"
     assert main(["run", "--out", str(out), "--tensorboard", *small_options()]) == 2
-    assert "tinysubnets[tensorboard]" in capsys.readouterr().err
+    assert "[tensorboard]" in capsys.readouterr().err
     assert not out.exists()
 
 

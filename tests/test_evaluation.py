@@ -66,6 +66,13 @@ def test_data_without_fitting_labels_are_refused(data: Any, labels: Any, said: s
         evaluate(answers([[1.0, 0]]), "t", (0, 1), data, labels)
 
 
+def test_numbers_for_names_are_refused_with_a_cure() -> None:
+    pairs = torch.utils.data.TensorDataset(torch.zeros(2, 1), torch.tensor([0, 1]))
+    loader = torch.utils.data.DataLoader(pairs)
+    with pytest.raises(TaskError, match=r"Task\.from_datasets\(…, classes=\[…\]\)"):
+        evaluate(answers([[1.0, 0]]), "t", ("cat", "dog"), loader)
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def learned(request: pytest.FixtureRequest) -> tuple[Learner, tuple[Task, ...]]:
     """A learner of two small tasks."""

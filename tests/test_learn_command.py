@@ -93,7 +93,11 @@ def test_another_folder_gets_the_task_and_the_model_stays(
     # What is in the way is said before anything is learned.
     assert learn(model, "third", data, "--out", str(new)) == 2
     said = capsys.readouterr()
-    assert "another writer" in said.err and "epoch" not in said.out
+    assert f"{new} holds another model" in said.err and "epoch" not in said.out
+    assert f"tsn learn {new}" in said.err and "overwrite" not in said.err
+    assert learn(model, "third", data, "--out", str(data)) == 2
+    assert f"{data} holds other files (bright, dark)" in capsys.readouterr().err
+    assert not (data / ".lock").exists() and not (data / FILE_NAME).exists()
     (tmp_path / "file").write_text("no folder")
     assert learn(model, "third", data, "--out", str(tmp_path / "file")) == 2
     assert "not a folder" in capsys.readouterr().err
@@ -115,6 +119,14 @@ def test_a_task_learned_in_place_can_be_taken_back(
     # Learned into itself by another name of the same folder, it keeps a backup as well.
     assert learn(model, "again", data, "--out", str(model / ".." / model.name)) == 0
     assert main(["undo", str(model)]) == 0 and contents(model) == before
+    # So does a copy of it elsewhere.
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    (copied / FILE_NAME).write_bytes((model / FILE_NAME).read_bytes())
+    capsys.readouterr()
+    assert learn(model, "again", data, "--out", str(copied)) == 0
+    assert f"tsn undo {copied}" in capsys.readouterr().out and contents(model) == before
+    assert SubnetStore.load(copied / "backup").tasks == ("left",)
 
 
 def test_only_the_last_task_can_be_taken_back(
@@ -132,6 +144,46 @@ def test_only_the_last_task_can_be_taken_back(
         before = SubnetStore.load(model / "backup").digest("second")
         assert main(["undo", str(model)]) == 0
         assert SubnetStore.load(model).digest("second") == before
+
+
+def test_validation_data_choose_between_two_versions(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Test data say the opposite here, and are only told."""
+    learned, turned, before = write(tmp_path / "as_learned"), tmp_path / "turned", contents(model)
+    turned.mkdir()
+    (turned / "dark").symlink_to(learned / "bright")
+    (turned / "bright").symlink_to(learned / "dark")
+    for name, trained, tested in (("new", turned, learned), ("old", learned, turned)):
+        (tmp_path / name).mkdir()
+        for part, source in (("train", trained), ("val", trained), ("test", tested)):
+            (tmp_path / name / part).symlink_to(source)
+    out, more = tmp_path / "out", ("--replace", "--keep-anyway", "--set", "epochs=8")
+    assert learn(model, "left", tmp_path / "old", *more, "--out", str(out)) == 0
+    said = capsys.readouterr().out
+    assert "validation data: 100.00 % before" in said and "test data: 0.00 % before" in said
+    assert "so the old one stays" in said and f"no model was written to {out}" in said
+    assert not (out / FILE_NAME).exists() and contents(model) == before
+    assert learn(model, "left", tmp_path / "new", *more) == 0
+    said = capsys.readouterr().out
+    assert "validation data: 0.00 % before" in said and "test data: 100.00 % before" in said
+    assert "the old version of 'left' removed" in said and "after compression" in said
+    assert contents(model) != before
+
+
+def test_learning_that_is_stopped_says_what_is_left(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, before = write(tmp_path / "data"), contents(model)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TinySubNets, "learn", stopped)
+    assert learn(model, "again", data) == 130
+    said = capsys.readouterr().err
+    assert f"{model / FILE_NAME} is as it was. There is nothing to resume" in said
+    assert contents(model) == before
 
 
 @pytest.mark.parametrize("change", ["remove", "rename", "python"])
@@ -258,7 +310,9 @@ def test_the_part_that_was_measured_is_named(
     pytest.importorskip("onnxruntime")
     export = ["export", str(model), "--task", "b", str(tmp_path / "b.onnx"), "--data"]
     assert main([*export, str(data)]) == 0
-    assert f"accuracy on the 30 samples of {data}, part test/: " in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"accuracy on the 30 samples of {data}, part test/: " in text
+    assert "learned from" not in text
 
 
 def test_few_samples_are_learned_by_settings_that_fit(

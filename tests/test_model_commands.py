@@ -371,9 +371,13 @@ def test_learn_adds_a_task_from_a_folder_of_images(
     assert "epoch 1/1" in text and "one of these is worth 17 points" in text
     assert "54 training, 6 validation samples of 1x8x8, 2 classes" in text
     assert main([*command[:5], "nowhere"]) == 2  # the name is looked at before the data
-    assert "has been learned already" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has been learned already" in said and "--replace" in said
     assert main([*command[:3], "third", *command[4:], "--set", "training.wisdom=1"]) == 2
     assert capsys.readouterr().err.startswith("tsn: unknown setting 'training.wisdom'")
+    assert main([*command[:3], "third", *command[4:], "--set", "denstiy=0.1"]) == 2
+    said = capsys.readouterr().err
+    assert "Did you mean 'density'? `tsn settings` lists all." in said and "epochs" not in said
 
 
 def test_learn_explains_a_disk_that_cannot_be_written(
@@ -423,8 +427,10 @@ def test_export_writes_onnx_and_torch_programs(
     assert main([*command, str(tmp_path / "a.onnx"), "--int8", "--data", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "a.onnx" in text and "% exported" in text
+    assert text.count("most of these may have been learned from") == 2
     assert "takes uint8 inputs of shape ('batch', 1, 8, 8), raw" in text
     card = (tmp_path / "a.md").read_text(encoding="utf-8")
+    assert "held-out accuracy needs other images, or a test/ folder" in card
     rows = {r.split("|")[1].strip(): r.split("|")[2:5] for r in card.splitlines() if "|" in r}
     assert int(rows["int8"][0].replace(",", "")) == (tmp_path / "a.onnx").stat().st_size
     shares = [float(s) for s in re.findall(r"([\d.]+) % (?:exported|in torch)", text)]

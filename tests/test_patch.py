@@ -181,8 +181,17 @@ def test_the_commands(
     assert main(["apply", "device", "p.tsnpatch"]) == 0  # a second time changes nothing
     assert "already" in capsys.readouterr().out
     assert main(["diff", "new", "old"]) == 2 and not Path("model.tsnpatch").exists()
+    said = capsys.readouterr().err
+    assert "Or are they swapped?" in said and f"new {Path('old', 'model.safetensors')}" in said
+    Path("mine.toml").write_text('method = "tsn"')
+    assert main(["apply", "old", "mine.toml"]) == 2
+    assert capsys.readouterr().err.startswith("tsn: mine.toml is not a patch")
+    assert main(["apply", "p.tsnpatch", "old"]) == 2
+    assert "swapped" in capsys.readouterr().err
     assert main(["apply", "old", "p.tsnpatch", "--out", "old"]) == 2
     Path("p.tsnpatch").write_bytes(Path("p.tsnpatch").read_bytes()[:-2])
+    capsys.readouterr()
     assert main(["apply", "old", "p.tsnpatch"]) == 2
+    assert capsys.readouterr().err.startswith("tsn: p.tsnpatch: the patch")
     assert Path("old/model.safetensors").read_bytes() == before
     assert sorted(os.listdir("old")) == ["README.md", "config.json", "model.safetensors"]

@@ -188,7 +188,7 @@ def test_libraries_are_not_imported_unless_asked_for() -> None:
 
 def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(SettingError, match=r"tinysubnets\[timm\]"):
+    with pytest.raises(SettingError, match=r"\[timm\]"):
         networks.pretrained("timm:resnet18")
     with pytest.raises(SettingError, match="random weights"):
         networks.pretrained("small-cnn")

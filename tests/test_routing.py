@@ -343,6 +343,9 @@ def test_the_command_tells_labels_and_tasks(
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "p1" in lines[2] and sum("unknown" in line for line in lines) == live.unknown.sum() > 2
+    guesses = [line.split() for line in lines if "unknown; best guess" in line]
+    assert guesses and all(guess[-3] in ("p0", "p1", "p2") for guess in guesses)
+    assert all(float(guess[-2]) > 0 for guess in guesses)
     assert main([*command, "--among", "p0", "--among", "p2", "--together"]) == 0
     out = capsys.readouterr().out
     assert "p1" not in out

@@ -424,7 +424,9 @@ def test_what_cannot_be_served_is_told(
     assert main(["serve", model, "--batch", "0"]) == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", model, "--port", str(taken.getsockname()[1])]) == 2
+    assert main(["serve", model, "--port", "80000"]) == 2
     told = capsys.readouterr().err
+    assert ".." not in told.replace(str(tmp_path), "")
     assert "no model at" in told and "--token-file" in told and "Give another --port" in told
 
 

@@ -25,6 +25,8 @@ from tinysubnets.commands import (
 from tinysubnets.errors import ArtifactError, TinySubNetsError, unknown
 from tinysubnets.text import for_terminal
 
+FILES = ("model", "new", "patch", "out")  # options that an error of a model file can be about
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit status: 2 after an error, 130 after Ctrl-C."""
@@ -36,14 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words[0].startswith("-") and words[0] not in commands:
         say(unknown("command", words[0], commands) + " See tsn --help.")
         return 2
-    options = made.parse_args(words)
+    options, others = made.parse_known_args(words)
+    if others:
+        hint = _as_setting(words, others) if hasattr(options, "assignments") else ""
+        made.error(f"unrecognized arguments: {' '.join(others)}.{hint}")
     options.given = words  # for commands that start themselves again in other processes
     try:
         return int(options.run(options) or 0)
     except TinySubNetsError as error:
-        given = str(getattr(options, "model", ""))
-        is_unnamed = isinstance(error, ArtifactError) and given not in str(error)
-        say(f"{given}: {error}" if is_unnamed else str(error))
+        given = [str(p).rstrip("/") for n in FILES if (p := getattr(options, n, None)) is not None]
+        is_named = not given or any(path in str(error) for path in given)
+        is_unnamed = isinstance(error, ArtifactError) and not is_named
+        say(f"{given[0]}: {error}" if is_unnamed else str(error))
         return 2
     except MemoryError:
         say("out of memory. Use smaller batches or a smaller network.")
@@ -60,6 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("stopped.")
         return 130
+
+
+def _as_setting(words: Sequence[str], others: Sequence[str]) -> str:
+    """How to give a setting that was given as an option; empty where there is no such setting."""
+    option = next((word for word in others if word.startswith("--")), "")
+    key, _, value = option.removeprefix("--").partition("=")
+    key = key.replace("-", "_")
+    if not any(key in s.key.split(".") for t in settings.all_tables() for s in t.settings):
+        return ""
+    after = words[words.index(option) + 1 :]
+    if not value and after and not after[0].startswith("--"):
+        value = after[0]
+    return f" It is a setting: give --set {key}={value or 'VALUE'}."
 
 
 def say(message: str) -> None:

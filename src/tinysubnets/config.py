@@ -107,9 +107,8 @@ def build(cls: type[T], values: Mapping[str, Any] | T | None = None, where: str 
         if key not in fields:
             if (renamed := _new_name(path, fields)) is not None:
                 raise SettingError(f"the setting {path!r} is called {renamed!r} now.")
-            raise SettingError(
-                unknown("setting", path, [f"{where}.{n}" if where else n for n in fields])
-            )
+            known = [f"{where}.{n}" if where else n for n in fields]
+            raise SettingError(unknown("setting", path, known, listed_by="tsn settings"))
         kwargs[key] = _coerce(value, hints[key], path)
     return cls(**kwargs)
 
@@ -136,7 +135,8 @@ def build_with(
         elif (renamed := _new_name(key, mine | homes.keys())) is not None:
             raise SettingError(f"the setting {key!r} is called {renamed!r} now.")
         else:
-            raise SettingError(unknown("setting", key, mine | homes.keys()))
+            known = mine | homes.keys()
+            raise SettingError(unknown("setting", key, known, listed_by="tsn settings"))
     built = [
         build(cls, _joined(cls, given, bare[table], table), table)
         for table, (cls, given) in tables.items()

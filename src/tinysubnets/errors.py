@@ -19,8 +19,14 @@ There are two warnings: `CapacityWarning` says, once, that a bank has run out of
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
+
+FEW_NAMES = 12  # that are listed in an error where a command lists them as well
 
 
 class TinySubNetsError(Exception):
@@ -79,9 +85,41 @@ class FewSamplesWarning(UserWarning):
     """A task has too few validation samples to choose an epoch by, or weights to prune."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that does not exist: what was given, the nearest name, all names."""
+def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+    """The message for a name that does not exist: what was given, the nearest name, all names.
+
+    - `listed_by`: a command that lists all names, which is told instead of more than a few.
+    """
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
+    if listed_by and (close or len(names) > FEW_NAMES):
+        return f"unknown {kind} {name!r}.{hint} `{listed_by}` lists all."
     return f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}."
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra for the Python that runs, from where the package is from.
+
+    There is no release to take it from by name: it is the clone that runs, or the address that pip
+    has noted.
+    """
+    pip = f"{shlex.quote(sys.executable or 'python')} -m pip install"
+    clone = Path(__file__).resolve().parents[2]
+    if (clone / "pyproject.toml").is_file() and (clone / "src").is_dir():
+        return f"{pip} -e {shlex.quote(f'{clone}[{extra}]')}"
+    return f"{pip} {shlex.quote(f'tinysubnets[{extra}]{_address()}')}"
+
+
+def _address() -> str:
+    """Where pip has the package from, as it takes it again; empty for one from an index."""
+    from importlib import metadata  # takes its time, and only errors need it
+
+    try:
+        noted = metadata.distribution("tinysubnets").read_text("direct_url.json")
+        told = json.loads(noted or "{}")
+        vcs = told.get("vcs_info", {})
+        prefix = f"{vcs['vcs']}+" if vcs else ""
+        return f" @ {prefix}{told['url']}"
+    except (metadata.PackageNotFoundError, ValueError, KeyError):
+        return ""

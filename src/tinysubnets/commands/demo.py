@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets.commands import run
-from tinysubnets.errors import SettingError
+from tinysubnets.errors import SettingError, install_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ def _demo(options: argparse.Namespace) -> int:
     except ImportError:
         raise SettingError(
             "tsn demo writes pictures, for which Pillow is missing. "
-            "Install it with: pip install 'tinysubnets[data]'"
+            f"Install it with: {install_command('data')}"
         ) from None
     folder = Path(options.out) if options.out else _unused(Path("runs/demo"))
     options.out = str(folder)

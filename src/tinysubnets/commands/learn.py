@@ -20,7 +20,7 @@ from tinysubnets.commands.model import (
     told,
     writable,
 )
-from tinysubnets.errors import MismatchError, SettingError, unknown
+from tinysubnets.errors import ConflictError, MismatchError, SettingError, TaskError, unknown
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from tinysubnets.method.base import Learner
     from tinysubnets.model.evaluation import Evaluation
     from tinysubnets.model.store import SubnetStore
-    from tinysubnets.tasks.task import Task
+    from tinysubnets.tasks.task import Split, Task
+
+OF_A_MODEL = ("README.md", "config.json", "backup")  # what lies beside a model file
+FULL_BITS = 32  # of a weight that is stored as it was learned
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -59,7 +62,8 @@ def add_parsers(subparsers: Any) -> None:
     learn.add_argument(
         "--replace",
         action="store_true",
-        help="learn a task of the model anew, and keep the new version if it is better on --data",
+        help="learn a task of the model anew, and keep the new version if it is better on the "
+        "validation data of --data",
     )
     learn.add_argument(
         "--isolated",
@@ -98,8 +102,7 @@ def _undo(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from tinysubnets.format import model_path
-    from tinysubnets.method.base import check_name
+    from tinysubnets.format import FILE_NAME, model_path
     from tinysubnets.method.learner import TinySubNets
     from tinysubnets.method.progress import duration
 
@@ -121,8 +124,11 @@ def _learn(options: argparse.Namespace) -> int:
     # All before data are decoded and anything is learned in vain.
     if options.replace:
         store.subnet(options.task)
-    else:
-        check_name(options.task, learner.tasks)
+    elif options.task in learner.tasks:
+        raise TaskError(
+            f"a task named {options.task!r} has been learned already. Choose another name, or "
+            "learn it anew by --replace, which keeps the better version."
+        )
     isolated = options.isolated or (options.replace and store.subnet(options.task).isolated)
     if isolated and not isinstance(learner, TinySubNets):
         raise MismatchError(f"--isolated: {learner.name} keeps all tasks in the same banks.")
@@ -130,30 +136,40 @@ def _learn(options: argparse.Namespace) -> int:
         store.embed_base_()
     file, target = _target(options, store)
     before = file.stat().st_size if file.exists() else 0
-    task, parts = _read_task(options, store, learner.settings.seed)
-    _introduce(learner, task)
-    old = _set_aside(store, task) if options.replace else None
-    began = time.monotonic()
-    if isinstance(learner, TinySubNets):
-        learner.learn(task, progress=True, isolated=isolated or None)
-    else:
-        learner.learn(task, progress=True)
-    found = store.evaluate(task)
-    print(_measured(found, task, parts))
-    print(f"{duration(time.monotonic() - began)} in all, post-pruning and measuring included")
-    if old is not None and not _is_better(store, old, task):
-        print(f"{file}: as it was")
+    try:
+        task, parts = _read_task(options, store, learner.settings.seed)
+        _introduce(learner, task)
+        old = _set_aside(store, task) if options.replace else None
+        began = time.monotonic()
+        if isinstance(learner, TinySubNets):
+            learner.learn(task, progress=True, isolated=isolated or None)
+        else:
+            learner.learn(task, progress=True)
+        found = store.evaluate(task)
+        is_compressed = learner.reports[task.name].bits < FULL_BITS
+        print(_measured(found, task, parts, is_compressed))
+        print(f"{duration(time.monotonic() - began)} in all, post-pruning and measuring included")
+        is_worse = old is not None and not _is_better(store, old, task)
+    except KeyboardInterrupt:
+        print(
+            f"\ntsn: stopped. {_nothing_written(file, target)}. There is nothing to resume: the "
+            "same command learns the task from the beginning.",
+            file=sys.stderr,
+        )
+        return 130
+    if is_worse:
+        print(_nothing_written(file, target))
         return 0
     if found.is_at_chance and not options.keep_anyway:
-        print(_at_chance(found, file), file=sys.stderr)
+        print(_at_chance(found, _nothing_written(file, target)), file=sys.stderr)
         return 1
-    in_place = target == file.parent and before > 0
-    path = saved(store, target, with_backup=in_place)
+    was_there = (target / FILE_NAME).exists()  # MODEL in place, or a copy of it in --out
+    path = saved(store, target, with_backup=was_there)
     after = path.stat().st_size
     show_report(learner.reports[task.name])
     print(f"{path}: {before:,} -> {after:,} bytes ({after - before:+,})")
-    if in_place:
-        print(f"back to the model before: tsn undo {options.model}")
+    if was_there:
+        print(f"back to the model before: tsn undo {options.out or options.model}")
     return 0
 
 
@@ -281,13 +297,43 @@ def _target(options: argparse.Namespace, store: SubnetStore) -> tuple[Path, Path
     from tinysubnets.format import model_path
 
     if options.out is None and not model_path(options.model).exists():
+        _check_folder(Path(options.model), store)
         store.reserve(options.model)  # of a new model; makes the folder
     file = model_path(options.model)
     target = file.parent if options.out is None else Path(options.out)
     if target.exists() and target.resolve() == file.parent.resolve():
         return writable(options.model), file.parent
+    _check_folder(target, store)
     store.reserve(target)
     return file, target
+
+
+def _check_folder(folder: Path, store: SubnetStore) -> None:
+    """Refuse a folder that holds another model, or other things and no model."""
+    from tinysubnets.format import FILE_NAME, ModelFile
+
+    if not folder.is_dir():
+        return  # not there yet, or no folder, which is said when it is reserved
+    file = folder / FILE_NAME
+    if not file.exists():
+        others = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+        others = [name for name in others if name not in OF_A_MODEL]
+        if others:
+            shown = ", ".join(map(for_terminal, others[:3])) + (", …" if len(others) > 3 else "")
+            beside = folder if folder.name not in ("", "..") else folder.resolve()
+            raise ConflictError(
+                f"{folder} holds other files ({shown}) and no model. Give a folder that is not "
+                f"there yet, such as {beside}-model."
+            )
+        return
+    with ModelFile(file) as there:
+        if there.identity == store.saved_as:
+            return
+    raise ConflictError(
+        f"{folder} holds another model, which stays. Give --out a folder that is not there yet, "
+        f"add the task to that model by `tsn learn {folder}` without --out, or remove that folder "
+        "first if it is an earlier result that you do not need."
+    )
 
 
 def _introduce(learner: Learner, task: Task) -> None:
@@ -310,22 +356,30 @@ def _introduce(learner: Learner, task: Task) -> None:
     print(for_terminal(f"note: {few}" + (f": {' and '.join(done)}" if done else "")))
 
 
-def _measured(found: Evaluation, task: Task, parts: Mapping[str, Part]) -> str:
-    """The accuracy, and what it was measured on."""
+def _measured(found: Evaluation, task: Task, parts: Mapping[str, Part], is_compressed: bool) -> str:
+    """The accuracy of a task as it is stored, and what it was measured on."""
     if found.measured_on == "test":
         where = f"of {parts['test'].name}, which nothing was learned or chosen by"
     elif "valid" in parts:
         where = f"of {parts['valid'].name}, by which epoch and bits are chosen"
     else:
         where = "drawn from the training data to validate with; test/ beside train/ would tell more"
-    return f"accuracy {100 * found.accuracy:.2f} % on {found.num_samples} samples {where}"
+    stored = " after compression" if is_compressed else ""
+    return f"accuracy{stored} {100 * found.accuracy:.2f} % on {found.num_samples} samples {where}"
 
 
-def _at_chance(found: Evaluation, file: Path) -> str:
+def _nothing_written(file: Path, target: Path) -> str:
+    """That a command came to nothing: what became of the model, and of another folder for it."""
+    as_it_was = f"{file} is as it was" if file.exists() else f"there is no model in {file.parent}"
+    elsewhere = "" if target == file.parent else f", and no model was written to {target}"
+    return f"{as_it_was}{elsewhere}"
+
+
+def _at_chance(found: Evaluation, what_is: str) -> str:
     return (
         f"tsn: {for_terminal(found.task)!r} is not kept: always naming the commonest class would "
-        f"be right in {100 * found.chance:.2f} %, and the difference is within chance. {file} is "
-        "as it was. Look at the labels and at what is in the images, learn longer (--set "
+        f"be right in {100 * found.chance:.2f} %, and the difference is within chance. "
+        f"{what_is}. Look at the labels and at what is in the images, learn longer (--set "
         "epochs=100) or denser (--set density=0.5), give more data, or keep it by --keep-anyway."
     )
 
@@ -344,30 +398,33 @@ def _set_aside(store: SubnetStore, task: Task) -> str:
 def _is_better(store: SubnetStore, old: str, task: Task) -> bool:
     """Whether a task's new version is the better one; the old one is removed then.
 
-    Both are measured on the same test data, or validation data where there are none, by the
-    classes' own labels.
+    Validation data decide; test data, where there are some, are measured beside them alone.
     """
-    import numpy as np
-
-    from tinysubnets.errors import TaskError
-
-    split, part = (task.valid, "validation") if task.test is None else (task.test, "test")
-    inputs = split.inputs()
-    labels = np.array(task.classes)[split.labels.numpy()]
-    accuracies = []
-    for name in (old, task.name):
-        try:
-            right = store.predict(name, inputs).astype(str) == labels.astype(str)
-        except TaskError:
-            right = np.zeros(1)  # the old version cannot take such inputs
-        accuracies.append(float(right.mean()))
-    before, after = accuracies
-    print(f"on the new {part} data: {100 * before:.2f} % before, {100 * after:.2f} % now")
+    before, after = (_right_share(store, name, task, task.valid) for name in (old, task.name))
+    print(f"on the new validation data: {100 * before:.2f} % before, {100 * after:.2f} % now")
+    if task.test is not None:
+        shares = [_right_share(store, name, task, task.test) for name in (old, task.name)]
+        print(
+            f"on the new test data: {100 * shares[0]:.2f} % before, {100 * shares[1]:.2f} % now; "
+            "nothing is decided by these"
+        )
     if after <= before:
-        print("the new version is not better, so the old one stays")
+        print("the new version is not better on validation data, so the old one stays")
         return False
     print(told(store.remove(old), f"the old version of {for_terminal(task.name)!r}"))
     return True
+
+
+def _right_share(store: SubnetStore, name: str, task: Task, split: Split) -> float:
+    """The share of a task's samples that a version of it answers rightly, by the classes' names."""
+    import numpy as np
+
+    labels = np.array(task.classes)[split.labels.numpy()]
+    try:
+        found = store.predict(name, split.inputs())
+    except TaskError:
+        return 0.0  # the old version cannot take such inputs
+    return float((found.astype(str) == labels.astype(str)).mean())
 
 
 def _placed(assignment: str, method: str) -> str:
@@ -390,5 +447,5 @@ def _placed(assignment: str, method: str) -> str:
     }
     tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
     if key not in tables:
-        raise SettingError(unknown("setting", key, tables))
+        raise SettingError(unknown("setting", key, tables, listed_by="tsn settings"))
     return f"{tables[key]}.{assignment}"

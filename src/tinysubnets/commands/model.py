@@ -30,6 +30,10 @@ CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
 LINE_END = "\n"
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
+NOT_HELD_OUT = (
+    "most of these may have been learned from: held-out accuracy needs other images, or a test/ "
+    "folder"
+)
 PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing", "metadata")
 _MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
 
@@ -238,7 +242,8 @@ def _verify(options: argparse.Namespace) -> int:
         given = options.net is not None or options.base is not None
         if given and isinstance(error, MismatchError):
             raise  # the network that was given is wrong, not the file
-        print(f"tsn: {options.model}: {for_terminal(str(error), keep=LINE_END)}", file=sys.stderr)
+        named = "" if str(options.model) in str(error) else f"{options.model}: "
+        print(f"tsn: {named}{for_terminal(str(error), keep=LINE_END)}", file=sys.stderr)
         return 1
     network = "network rebuilt"
     if not checked.is_rebuilt:
@@ -402,7 +407,12 @@ def _diff(options: argparse.Namespace) -> int:
     from tinysubnets.format.patch import write_patch
 
     old, new, out = model_path(options.model), model_path(options.new), Path(options.out)
-    size = write_patch(old, new, out)
+    try:
+        size = write_patch(old, new, out)
+    except ArtifactError as error:
+        if str(error).startswith(("the old file", "the new file")):  # which of them is which
+            raise type(error)(f"old {old}, new {new}: {error}") from None
+        raise
     print(f"{out}: {size:,} bytes, instead of {new.stat().st_size:,} for the whole model")
     return 0
 
@@ -415,6 +425,11 @@ def _apply(options: argparse.Namespace) -> int:
     if options.out is not None:
         given = Path(options.out)
         out = given if given.suffix == ".safetensors" else given / FILE_NAME
+    if Path(options.patch).is_dir():
+        raise SettingError(
+            f"{options.patch} is a folder, not the file that `tsn diff` wrote. Or are they "
+            "swapped? It is `tsn apply OLD PATCH`."
+        )
     old = model_path(options.model) if out is not None else writable(options.model)
     is_new = patch_file(old, Path(options.patch), out, own_network(options))
     place = out or old
@@ -476,13 +491,15 @@ def _export(options: argparse.Namespace) -> int:
     if data is None:
         return 0
     part = data[0]
-    where = f"the {len(part)} samples of {options.data}, part {part.name or 'all'}"
+    where = f"the {len(part)} samples of {options.data}" + (f", part {part.name}" * bool(part.name))
     if strange := _strange(part.labels, store.subnet(options.task).classes):
         print(f"accuracy on {where} not measured: {for_terminal(strange)}")
         return 0
     exported = export.onnx_accuracy(done.path, part.inputs, part.labels)
     live = store.evaluate(options.task, part.inputs, part.labels).accuracy
     print(f"accuracy on {where}: {100 * exported:.2f} % exported, {100 * live:.2f} % in torch")
+    if part is data[1]:  # no test part
+        print(f"note: {NOT_HELD_OUT}")
     if options.int8:
         print(_int8_card(store, options.task, done, data))
     return 0
@@ -529,6 +546,8 @@ def _int8_card(store: SubnetStore, task: str, done: Exported, data: tuple[Part, 
     elif len(inputs) >= 2 * CALIBRATION:
         inputs, labels = inputs[CALIBRATION:], labels[CALIBRATION:]
         about = f"{len(inputs)} samples of --data that nothing was calibrated with"
+    if part is calibration:
+        about += f"; {NOT_HELD_OUT}"
     with tempfile.TemporaryDirectory() as folder:
         plain = export.to_onnx(store, task, Path(folder) / "float.onnx")
         card = export.export_card(task, {"float32": plain, "int8": done}, inputs, labels, about)
@@ -676,17 +695,18 @@ def show_predictions(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_routed(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print predicted classes with the tasks that they are from, or that no task knows an input."""
+    """Print predicted classes with the tasks that they are from.
+
+    Where no task knows an input, the best guess is shown as one.
+    """
     cells: list[tuple[str, ...]] = []
     for row in rows:
-        if row["unknown"]:
-            cells.append((row["input"], "unknown", "", "", ""))
-            continue
         head, sure = (row["input"], row["task"]), f"{row['confidence']:.4f}"
+        guess = "unknown; best guess " if row["unknown"] else ""
         for found in row["classes"]:
             share = f"{found['probability']:.4f}"
-            cells.append((head[0], str(found["name"]), head[1], share, sure))
-            head, sure = ("", ""), ""
+            cells.append((head[0], f"{guess}{found['name']}", head[1], share, sure))
+            head, sure, guess = ("", ""), "", ""
     headings = ("input", "class", "task", "probability", "task's probability")
     print(text_table(cells, headings, num_labels=3))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tinysubnets.commands.model import add_net, command, given_base, own_network
-from tinysubnets.errors import ArtifactError, SettingError
+from tinysubnets.errors import ArtifactError, SettingError, install_command
 from tinysubnets.text import for_terminal
 
 TOKEN_VARIABLE = "TINYSUBNETS_SERVE_TOKEN"
@@ -75,8 +75,8 @@ def _serve(options: argparse.Namespace) -> int:
         from tinysubnets.serving.app import ServeSettings, make_app
     except ImportError as error:
         raise SettingError(
-            f"`tsn serve` needs the extra `serve` ({error.name} is missing): "
-            'pip install "tinysubnets[serve]".'
+            f"tsn serve needs {error.name}, which is not installed. "
+            f"Install it with: {install_command('serve')}"
         ) from None
     import torch
 
@@ -143,8 +143,9 @@ def listener(host: str, port: int) -> socket.socket:
         # two parts, wait some 40 ms for the client to acknowledge the first.
         return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
     except (OSError, OverflowError) as error:
+        reason = str(error).rstrip(".")
         raise SettingError(
-            f"cannot listen on {host}, port {port}: {error}. Give another --port, or 0 for a free "
+            f"cannot listen on {host}, port {port}: {reason}. Give another --port, or 0 for a free "
             "one."
         ) from None
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinysubnets.errors import DataError
+from tinysubnets.errors import DataError, install_command
 
 ROOT_VARIABLE = "TINYSUBNETS_DATA"
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
@@ -137,6 +137,7 @@ def _missing(
         "Two ways to provide it:",
         f"  1. put the files at {target} and pass --data DIR or set {ROOT_VARIABLE}=DIR;",
         f"  2. let it be downloaded from https://huggingface.co/datasets/{repo}: network access,",
-        "     HF_HUB_OFFLINE unset, and huggingface_hub (pip install 'tinysubnets[data]').",
+        "     HF_HUB_OFFLINE unset, and huggingface_hub, which this installs:",
+        f"     {install_command('data')}",
     ]
     return "\n".join(lines)

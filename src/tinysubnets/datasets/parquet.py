@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tinysubnets.errors import DataError
+from tinysubnets.errors import DataError, install_command
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def open_parquet(file: Path) -> Any:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise DataError(
-            f"reading {file} needs pyarrow and pillow: pip install 'tinysubnets[data]'."
+            f"reading {file} needs pyarrow and pillow. Install them with: {install_command('data')}"
         ) from error
     try:
         return pq.ParquetFile(file)

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tinysubnets.errors import RunError, SettingError
+from tinysubnets.errors import RunError, SettingError, install_command
 from tinysubnets.experiments.run_process import command_of, environment, last_epoch
 from tinysubnets.files import appending, atomic_write, lock
 
@@ -196,7 +196,7 @@ def import_ray() -> ModuleType:
     except ImportError as error:
         raise SettingError(
             "--cluster needs ray, which is not installed. "
-            "Install it with: pip install 'tinysubnets[cluster]'"
+            f"Install it with: {install_command('cluster')}"
         ) from error
     return ray
 

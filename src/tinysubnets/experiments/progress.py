@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
 
-from tinysubnets.errors import SettingError
+from tinysubnets.errors import SettingError, install_command
 from tinysubnets.experiments.metrics import MATRICES, comparable, parts_told, where_not_test
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.tables import size_text, text_table
@@ -400,6 +400,6 @@ def summary_writer() -> Any:
     except ImportError as error:
         raise SettingError(
             "--tensorboard needs tensorboard, which is not installed. "
-            "Install it with: pip install 'tinysubnets[tensorboard]'"
+            f"Install it with: {install_command('tensorboard')}"
         ) from error
     return SummaryWriter

@@ -119,6 +119,10 @@ def read(name: str) -> tuple[str, dict[str, Any]]:
         return name, _read_file(Path(name).expanduser())
     full = name if "/" in name else f"best/{name}"
     known = names()
+    if full not in known and Path(name).is_file():
+        raise SettingError(f"{name}: a recipe is a TOML file, with a name that ends in .toml.")
+    if full not in known and Path(name).suffix:
+        raise SettingError(f"there is no file {name}.{_near_file(Path(name).expanduser())}")
     if full not in known:
         short = [n.removeprefix("best/") for n in known if n.startswith("best/")]
         raise SettingError(
@@ -134,7 +138,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingError(f"cannot read the recipe {path}: {error.strerror}.") from error
+        near = "" if path.exists() else _near_file(path)
+        raise SettingError(f"cannot read the recipe {path}: {error.strerror}.{near}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingError(f"{path} is not valid TOML: {error}.") from error
     if isinstance(network := values.get("network"), dict):
@@ -148,6 +153,13 @@ def _read_file(path: Path) -> dict[str, Any]:
             name: _anchored(table, path.parent, "data") for name, table in tasks.items()
         }
     return values
+
+
+def _near_file(path: Path) -> str:
+    """A hint at the recipe beside a path whose name is most like its name."""
+    found = [file.name for file in path.parent.glob("*.toml")]
+    close = get_close_matches(path.name, found, n=1)
+    return f" Did you mean {str(path.with_name(close[0]))!r}?" if close else ""
 
 
 def _anchored(table: Mapping[str, Any], folder: Path, key: str) -> dict[str, Any]:
@@ -202,13 +214,18 @@ def _network(given: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+LISTED_BY = "tsn settings"
+_ALL_LISTED = f" `{LISTED_BY}` lists all."
+
+
 def _check_keys(given: Mapping[str, Any]) -> None:
     """Refuse keys that mean nothing, in the tables of methods that are not used as well."""
     tables = {learners.method(m).table: m for m in learners.METHODS}
     known = (*_PLAIN, *_TABLES, *tables)
     for key, value in given.items():
         if key not in known:
-            raise SettingError(unknown("setting", key, known) + _whole_name(key, tables))
+            said, near = unknown("setting", key, known, LISTED_BY), _whole_name(key, tables)
+            raise SettingError(said.removesuffix(_ALL_LISTED) + (near or _ALL_LISTED))
         if key not in _PLAIN and not isinstance(value, Mapping):
             raise SettingError(f"{key} = {value!r} is not allowed; it is a table of settings.")
         if key in tables:
@@ -228,9 +245,9 @@ def _whole_name(key: str, tables: Mapping[str, str]) -> str:
     classes |= {"tsn": learners.settings_class(tables["tsn"])}
     whole = {f.name: f"{t}.{f.name}" for t, c in reversed(classes.items()) for f in fields(c)}
     if key in whole:
-        return f" There is a setting {whole[key]!r}."
+        return f" There is a setting {whole[key]!r};{_ALL_LISTED}"
     close = get_close_matches(key, whole, n=1)
-    return f" There is a setting {whole[close[0]]!r}; `tsn settings` shows all." if close else ""
+    return f" There is a setting {whole[close[0]]!r};{_ALL_LISTED}" if close else ""
 
 
 def _without_seed(settings: Any) -> dict[str, Any]:

@@ -32,7 +32,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tinysubnets import config, scenarios, seeds
-from tinysubnets.errors import CapacityWarning, RunError, SettingError, TinySubNetsError
+from tinysubnets.errors import (
+    CapacityWarning,
+    RunError,
+    SettingError,
+    TinySubNetsError,
+    install_command,
+)
 from tinysubnets.experiments import methods
 from tinysubnets.experiments.metrics import Probe, accuracy
 from tinysubnets.experiments.recipe import Recipe, as_expected, build_architecture
@@ -324,7 +330,7 @@ def import_optuna() -> ModuleType:
     except ImportError as error:
         raise SettingError(
             "tsn search needs optuna, which is not installed. "
-            "Install it with: pip install 'tinysubnets[search]'"
+            f"Install it with: {install_command('search')}"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

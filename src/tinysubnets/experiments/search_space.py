@@ -222,7 +222,7 @@ def _check_key(key: str, recipe: Recipe, known: Mapping[str, Any]) -> None:
             f"{key} is a setting of {of_methods[table]}, and this search is of {recipe.method}. "
             f"Add --method {of_methods[table]}, or leave it out."
         )
-    raise SettingError(unknown("setting to search", key, known))
+    raise SettingError(unknown("setting to search", key, known, listed_by="tsn settings"))
 
 
 def _check_values(recipe: Recipe, space: Space, shape: tuple[int, ...]) -> None:

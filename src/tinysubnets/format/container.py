@@ -244,8 +244,10 @@ class ModelFile:
             self.config, self.identity = front.config, front.identity
             self.text_bytes, self.metadata_bytes = front.text_bytes, front.start
             self._index(front)
-        except BaseException:
+        except BaseException as error:
             self._file.close()
+            if isinstance(error, ArtifactError) and isinstance(source, Path):
+                raise type(error)(f"{source}: {error}") from None
             raise
 
     def __enter__(self) -> ModelFile:
@@ -426,7 +428,7 @@ def _read_front(file: BinaryIO) -> _Front:
         raise _unknown_version(metadata[KEY])
     spoken = 8 + length + _sizes(table, (TENSOR,))[TENSOR]
     if spoken != total:
-        raise DamageError(f"the file has {total} bytes; its header speaks of {spoken}.")
+        raise _other_size(total, spoken)
     return _read_second(file, first + header, versions[0], total)
 
 
@@ -487,13 +489,19 @@ def _read_first(file: BinaryIO, header: bytes, table: Mapping[str, Any], total: 
     if first_header_of(config, sizes) != header:
         raise DamageError("the header does not follow from its config.")
     if len(header) + sum(sizes.values()) != total:
-        raise DamageError(
-            f"the file has {total} bytes; its header speaks of {len(header) + sum(sizes.values())}."
-        )
+        raise _other_size(total, len(header) + sum(sizes.values()))
     index = file.read(sizes["index"])
     if digest(index, "index").hex() != config["index"]:
         raise DamageError("the index of sections has been altered.")
     return _Front(config, value, index, len(header), total, len(header), sizes)
+
+
+def _other_size(total: int, spoken: int) -> DamageError:
+    """A file of another size than its header says."""
+    what = "it was cut off" if total < spoken else "something was written behind it"
+    return DamageError(
+        f"the file has {total} bytes; its header speaks of {spoken}: {what}; copy it again."
+    )
 
 
 def _unknown_version(version: Any) -> FormatError:

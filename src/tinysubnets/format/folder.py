@@ -212,7 +212,7 @@ def _identity_at(path: Path) -> str | None:
             return file.identity
     except ArtifactError as error:
         raise ConflictError(
-            f"{path} exists and is not a model that can be read ({error}). Move it away, or save "
+            f"what is there is not a model that can be read ({error}). Move it away, or save "
             "elsewhere."
         ) from error
 

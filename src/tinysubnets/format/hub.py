@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tinysubnets.errors import ArtifactError, ConflictError, FormatError, SettingError
+from tinysubnets.errors import (
+    ArtifactError,
+    ConflictError,
+    FormatError,
+    SettingError,
+    install_command,
+)
 from tinysubnets.format.container import FILE_NAME, ModelFile
 from tinysubnets.format.folder import load, save
 from tinysubnets.model.bank import BaseSource
@@ -94,6 +100,7 @@ def _hub() -> Any:
         import huggingface_hub.errors
     except ImportError as error:
         raise SettingError(
-            "the Hub needs the package 'huggingface_hub': pip install huggingface_hub."
+            "the Hub needs the package 'huggingface_hub', which is not installed. Install it with: "
+            + install_command("data")
         ) from error
     return huggingface_hub

@@ -31,7 +31,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.errors import ArchitectureError, DataError, SettingError, TaskError
+from tinysubnets.errors import (
+    ArchitectureError,
+    DataError,
+    SettingError,
+    TaskError,
+    install_command,
+)
 from tinysubnets.files import atomic_write
 from tinysubnets.format.routed import OUTPUTS, AllTasks
 from tinysubnets.model.store import SubnetStore
@@ -367,8 +373,8 @@ def _needed(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise SettingError(
-            f"export needs the package {name.partition('.')[0]!r}: "
-            "pip install 'tinysubnets[export]'."
+            f"export needs the package {name.partition('.')[0]!r}, which is not installed. "
+            f"Install it with: {install_command('export')}"
         ) from error
 
 

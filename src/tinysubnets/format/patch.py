@@ -116,6 +116,8 @@ def names_result(patch: bytes, file: bytes) -> bool:
 
 def check_continues(old: ModelFile, new: ModelFile) -> None:
     """Refuse two files of which the second does not hold the first, entry for entry."""
+    is_fewer = new.num_tasks < old.num_tasks
+    swapped = " Or are they swapped? It is `tsn diff OLD NEW`." if is_fewer else ""
     for key, value in old.config.items():
         other = new.config.get(key)
         if key in FREE or other == value:
@@ -125,10 +127,10 @@ def check_continues(old: ModelFile, new: ModelFile) -> None:
             raise MismatchError(
                 f"the new file does not continue the old one: {key!r} of its config differs. Only "
                 "tasks that were learned on top of the old file make a patch; after `remove`, "
-                "`rename` or another format, copy the whole file."
+                f"`rename` or another format, copy the whole file.{swapped}"
             )
     if new.num_tasks <= old.num_tasks:
-        raise MismatchError("the new file has no task that the old one has not.")
+        raise MismatchError(f"the new file has no task that the old one has not.{swapped}")
     for kind in KEPT:
         if old.section(kind) != new.section(kind):
             raise MismatchError(f"the new file does not continue the old one: other {kind}.")
@@ -226,6 +228,11 @@ def patch_file(
     - `net`: the user's own network, for the card beside the model.
     """
     place, changes = out or old, _read(patch)
+    if changes[: len(MAGIC)] != MAGIC:
+        raise FormatError(
+            f"{patch} is not a patch of this package, or one of another version of it. Give the "
+            "file that `tsn diff` wrote."
+        )
     _written(lambda: place.parent.mkdir(parents=True, exist_ok=True))
     with lock(place.with_name(".lock"), wait=True):
         there = _read(place) if place.exists() else None
@@ -233,7 +240,13 @@ def patch_file(
             return False
         if out is not None and there is not None:
             raise ConflictError(f"{out} exists and is another model; choose another place.")
-        new = apply_patch(_read(old), changes)
+        data = _read(old)
+        try:
+            new = apply_patch(data, changes)
+        except ArtifactError as error:
+            if str(error).startswith("the patch"):
+                raise type(error)(f"{patch}: {error}") from None
+            raise type(error)(f"{old}: {error}") from None
         _written(lambda: atomic_write(place, new, is_only_writer=True))
         if place.name == FILE_NAME:
             _describe(place, net)

@@ -156,9 +156,15 @@ def _numbers(task: str, classes: Sequence[Label], labels: Sequence[Any]) -> Tens
     labels = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in labels]
     strange = sorted({str(v) for v in labels if v not in number})
     if strange:
+        cure = ""
+        if isinstance(classes[0], str) and all(isinstance(v, int) for v in labels):
+            cure = (
+                " Labels are numbers here and names there: give names as labels, or say what the "
+                "numbers are called by Task.from_datasets(…, classes=[…]), and evaluate that."
+            )
         raise TaskError(
             f"task {task!r}: {_some(strange)} are no classes of the task, which knows "
-            f"{_some(list(map(str, classes)))}."
+            f"{_some(list(map(str, classes)))}.{cure}"
         )
     return torch.tensor([number[v] for v in labels], dtype=torch.int64)
 

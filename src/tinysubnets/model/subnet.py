@@ -270,8 +270,9 @@ class Subnet:
         check_numbers(self.name, inputs)
         given, hint = tuple(inputs.shape), self.layout_hint(inputs)
         sample = None if self.sample is None else self.sample.shape
-        # These two a network may well take, and answer nonsense; others it refuses itself.
-        if hint and sample and (given == sample or channels_first(given[1:]) == sample):
+        # These a network may well take, and answer nonsense; others it refuses itself.
+        known = (given, channels_first(given), channels_first(given[1:]))
+        if hint and sample and sample in known:
             raise TaskError(
                 f"the network of task {self.name!r} takes inputs of shape (samples, "
                 f"{', '.join(map(str, sample))}), not {given}. {hint}"

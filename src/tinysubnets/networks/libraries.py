@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.errors import SettingError, unknown
+from tinysubnets.errors import SettingError, install_command, unknown
 
 NESTED = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put weights
 
@@ -78,8 +78,8 @@ def _needed(module: str) -> Any:
     except Exception as error:  # a build that does not fit that of torch fails in many ways
         raise SettingError(
             f"networks of {library} need it, and it cannot be imported here "
-            f"({type(error).__name__}: {error}): pip install 'tinysubnets[{library}]', in the "
-            "build that fits your torch."
+            f"({type(error).__name__}: {error}). Install it, in the build that fits your torch, "
+            f"with: {install_command(library)}"
         ) from error
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tinysubnets.errors import RunError
+from tinysubnets.errors import RunError, install_command
 
 __all__ = ["write_report"]
 
@@ -31,7 +31,7 @@ def write_report(
     except ImportError as error:
         raise RunError(
             f"a report needs {error.name}, which is not installed. "
-            "Install it with: pip install 'tinysubnets[report]'"
+            f"Install it with: {install_command('report')}"
         ) from error
     from tinysubnets.experiments.results import find_runs
     from tinysubnets.files import atomic_write, friendly_os_errors

@@ -355,6 +355,12 @@ def layout_hint(given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     """
     if given == wanted:
         return "This is one sample without an axis of samples: give inputs[None]."
+    if channels_first(given) == wanted:
+        return (
+            "This is one image with its channels last and without an axis of samples: give "
+            "inputs.transpose(2, 0, 1)[None] of a numpy array, inputs.permute(2, 0, 1)[None] of a "
+            "tensor."
+        )
     sample = given[1:]
     if sample == wanted:
         return ""
