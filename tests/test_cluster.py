@@ -28,7 +28,7 @@ from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
 
-LONGER = small_options("training.epochs=240", "data.num_tasks=2")  # some ten seconds
+LONGER = small_options("training.epochs=110", "data.num_tasks=2")  # some seconds
 OPTIONS = ("--device", "cpu", "--threads", "1", "--checkpoint-seconds", "0", *LONGER)
 
 
