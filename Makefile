@@ -1,6 +1,6 @@
 # make demo   learn five tasks with one small network, about a minute
 # make test   lint, types and all tests
-# make quick  the tests without the slow ones, about a minute
+# make quick  the tests without the slow ones and most parameters, about a minute
 # make bench  speed as ratios against plain training, on whatever device there is
 # make fuzz   mutated model files for SECONDS=60, from SEED=0 on
 # make docs   the documentation site, in site/
@@ -27,7 +27,7 @@ test: check
 	$(COMPILED) $(BIN)/pytest
 
 quick: $(VENV)/.dev
-	$(COMPILED) $(BIN)/pytest -m "not slow"
+	$(COMPILED) $(BIN)/pytest --quick
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check src tests benchmarks scripts examples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -17,6 +18,26 @@ if not torch.cuda.is_available():
 def _quiet_global_generator() -> None:
     """Each test starts from the same global generator, though no result may depend on it."""
     torch.manual_seed(0)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "without slow tests, and at most two parameters of each of the others"
+    parser.addoption("--quick", action="store_true", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `make quick` leaves out."""
+    if not config.getoption("--quick"):
+        return
+    seen: Counter[str] = Counter()
+    kept: list[pytest.Item] = []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("slow") is None and seen[test] < 2:
+            seen[test] += 1
+            kept.append(item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

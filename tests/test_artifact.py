@@ -150,6 +150,7 @@ def test_a_partial_store_can_neither_learn_nor_be_saved(tmp_path: Path) -> None:
         SubnetStore.load(tmp_path, task="task l")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"score_init": "previous_mask"}, {"sharing": "none", "density": 0.1}]
 )

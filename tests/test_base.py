@@ -122,6 +122,7 @@ def test_a_head_alone_leaves_the_base_as_it_is() -> None:
     assert again == pytest.approx(report.valid_accuracy)
 
 
+@pytest.mark.slow
 def test_many_heads_over_a_large_base_are_a_small_file_that_can_be_read(tmp_path: Path) -> None:
     """A reader grants memory in proportion to the file; heads take none per weight of the base."""
     torch.manual_seed(0)

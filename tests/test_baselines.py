@@ -55,6 +55,7 @@ def make(method: str, norm: bool = False, training: dict | None = None, **settin
 
 
 # test_learners.py and test_same_numbers.py let every method learn permuted digits, quickly.
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", mostly_slow([permuted, split], quick=[split]))
 @pytest.mark.parametrize("method", mostly_slow(METHODS, ["naive", "ewc", "gem", "packnet", "tsn"]))
 def test_every_method_learns_both_scenarios(method, scenario):
@@ -98,6 +99,7 @@ def test_methods_against_forgetting_forget_less_than_naive(method):
     assert np.mean(final[:-1]) > np.mean(naive[:-1]) + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", mostly_slow(["adamw", "sgd"], ["adamw"]))
 @pytest.mark.parametrize("method", ["wsn", "packnet", "ada-qpacknet"])
 def test_old_logits_never_change_with_batch_norm_and_weight_decay(method, optimizer):
@@ -358,6 +360,7 @@ def test_independent_refuses_a_task_whose_name_its_file_needs():
         make("independent").begin(task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", mostly_slow([1, 3], [1]))
 @pytest.mark.parametrize("method", ["si", "packnet", "ada-qpacknet"])
 def test_a_trainer_goes_on_from_its_state(method, done):

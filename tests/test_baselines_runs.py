@@ -38,6 +38,7 @@ def run(plan: Plan, path: Path, stop_after: int | None = None) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", mostly_slow(BASELINES, ["independent", "replay", "wsn"]))
 def test_a_run_ends_with_a_result_and_a_model_and_the_same_if_interrupted(method, tmp_path):
     scenario_type = "domain-IL" if method in ONE_HEAD else "task-IL"

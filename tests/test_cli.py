@@ -84,6 +84,7 @@ def test_defaults_and_limits_are_those_of_the_code(capsys: pytest.CaptureFixture
     assert "Did you mean 'training.epochs'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_three_commands_that_work(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +431,7 @@ def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) 
     assert (folder / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_costs_neither_the_run_nor_its_report(tmp_path: Path) -> None:
     command = ["run", "permuted-digits", "--out", str(tmp_path / "run"), *small_options()]
     process = subprocess.Popen(

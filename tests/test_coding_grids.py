@@ -69,6 +69,7 @@ def test_no_number_is_lost_at_the_ends_of_float32() -> None:
         grid_values(np.array([257 << 3]), Grid(3, -128))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.integers(-(2**23) + 1, 2**23 - 1), max_size=60) | st.lists(st.integers(-3, 3)))
 def test_integers_round_trip(values: list[int]) -> None:

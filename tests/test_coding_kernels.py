@@ -25,6 +25,7 @@ def crowded(segments: list[tuple[int, int]], share: float, inside: float, seed: 
     return mask & (rng.random(mask.size) < inside)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 3, 9, 25, 64])), min_size=1),

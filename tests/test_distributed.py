@@ -47,6 +47,7 @@ def test_a_step_has_the_gradients_of_the_whole_batch(case: str, together: Path) 
             assert float((theirs[name] - gradient).abs().max()) <= 1e-6 * largest, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["plain", "replay"])
 def test_batches_and_buffers_are_drawn_as_by_one_process(case: str, together: Path) -> None:
     alone, theirs = two_epochs(case), [each[f"losses of {case}"] for each in found(together)]

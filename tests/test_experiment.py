@@ -151,6 +151,7 @@ def test_folder_has_settings_metrics_and_log(finished: tuple) -> None:
     assert "finished" in (path / "log.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_same_seed_same_numbers(finished: tuple, tmp_path: Path) -> None:
     path, _, _ = finished
     torch.manual_seed(12345)  # nothing may depend on the global generator

@@ -119,6 +119,7 @@ def networks(draw: Any) -> tuple[nn.Module, tuple[int, ...]]:
     return stack(*layers, nn.Flatten(), head=size), (2, 5, 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(
     drawn=networks(),

@@ -248,6 +248,7 @@ def twin(number: int, name: str) -> Task:
     return Task.from_arrays(name, inputs, labels, valid=0.3)
 
 
+@pytest.mark.slow
 def test_later_tasks_reuse_earlier_differences_by_mask_alone(tmp_path: Path) -> None:
     one = learner(**REUSE)
     first = one.learn(far(1))
@@ -277,6 +278,7 @@ def test_later_tasks_reuse_earlier_differences_by_mask_alone(tmp_path: Path) -> 
     assert isinstance(alone, LadderTrainer) and [r.name for r in alone.rungs] == ["head"]
 
 
+@pytest.mark.slow
 def test_a_task_climbs_on_from_what_it_reuses_and_from_its_state() -> None:
     def run(stop: int | None) -> tuple[bytes, list[tuple[str, bool]], int]:
         one = learner(**REUSE)
@@ -298,6 +300,7 @@ def test_a_task_climbs_on_from_what_it_reuses_and_from_its_state() -> None:
         assert run(stop) == expected
 
 
+@pytest.mark.slow
 def test_a_task_that_adds_nothing_can_be_reused_and_removed(tmp_path: Path) -> None:
     """One with norms of its own alone: what reuses it is the same without it."""
     norms = learner(**REUSE | {"rungs": ("norms",)})
@@ -320,6 +323,7 @@ def test_a_task_that_adds_nothing_can_be_reused_and_removed(tmp_path: Path) -> N
     assert torch.equal(SubnetStore.load(tmp_path, pretrained()).logits("twin", inputs), logits)
 
 
+@pytest.mark.slow
 def test_what_does_no_better_than_the_base_is_not_tried() -> None:
     one = learner(**REUSE)
     one.learn(far(1))

@@ -72,6 +72,7 @@ def test_imports_point_backwards(path: Path) -> None:
             assert other == own or PLACE[other] < PLACE[own], f"{name} may not import {other}"
 
 
+@pytest.mark.slow
 def test_every_exception_is_needed() -> None:
     found = {
         (str(path.relative_to(ROOT)), other)

@@ -103,6 +103,7 @@ def test_another_folder_gets_the_task_and_the_model_stays(
     assert "not a folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_task_learned_in_place_can_be_taken_back(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_task_learned_in_place_can_be_taken_back(
     assert SubnetStore.load(copied / "backup").tasks == ("left",)
 
 
+@pytest.mark.slow
 def test_only_the_last_task_can_be_taken_back(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,7 @@ def test_what_cannot_go_on_is_refused_with_the_cure(tmp_path: Path) -> None:
         learn.learn(task("c", seed=2))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_with_its_scores(tmp_path: Path) -> None:
     given = small_options("tsn.score_init=continue")[1::2]
     small = recipe.load("permuted-digits", method="tsn-wr", assignments=given)

@@ -56,6 +56,7 @@ removals_of_any_kind = given(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @removals_of_any_kind
 def test_removing_tasks_leaves_all_others_to_the_bit(
@@ -184,6 +185,7 @@ def test_partial_stores_are_not_changed(tmp_path: Path) -> None:
         alone.rename("task 1", "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolated", [False, True])
 def test_learning_goes_on_after_removals(isolated: bool, tmp_path: Path) -> None:
     def life(through_a_file: bool) -> SubnetStore:

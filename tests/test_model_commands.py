@@ -97,6 +97,7 @@ def test_inspect_as_plain_data(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert sum(t["bytes"] for t in found["tasks"]) < found["ledger"]["file_bytes"]
 
 
+@pytest.mark.slow
 def test_every_command_finds_the_model_of_a_run_folder(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -460,6 +461,7 @@ def learned(model: Path, task: str, data: Path, *more: str) -> int:
     return main([*command, "--set", "epochs=1", *more])
 
 
+@pytest.mark.slow
 def test_tasks_are_renamed_and_removed(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

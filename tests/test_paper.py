@@ -54,6 +54,7 @@ def test_without_runs_everything_is_not_run(
         assert (NOT_RUN in text) == (name != "case-study")
 
 
+@pytest.mark.slow
 def test_published_runs_are_shown_by_default(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_picture_is_predicted_as_it_was_learned(
     assert "there are no images in this folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @FEW
 @pytest.mark.parametrize(
     ("how", "is_flat"),

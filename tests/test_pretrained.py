@@ -242,6 +242,7 @@ def vit() -> nn.Module:
     return networks.build("vit", image_size=8, patch_size=4, width=16, depth=1, heads=2, classes=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "shape"), [(Encoder, "tokens"), (vit, (3, 8, 8))], ids=["text", "vit"]
 )
@@ -495,6 +496,7 @@ def test_no_more_samples_than_a_micro_batch_pass_the_network_at_once() -> None:
     assert len(seen) == 12 and set(seen) == {8}  # 3 batches of 32 in four parts each
 
 
+@pytest.mark.slow
 def test_training_in_bfloat16_over_a_base(tmp_path: Path) -> None:
     """On a CPU by autocast too; what is kept and measured is float32, and nothing is forgotten."""
     kinds: set[torch.dtype] = set()

@@ -57,6 +57,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [*words, "--out", str(tmp_path / "rows.jsonl")]
 
 
+@pytest.mark.slow
 def test_every_method_gives_rows_and_a_run_goes_on(
     place: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,7 @@ def test_bold_is_only_what_is_clearly_better(finished: Path, tmp_path: Path) -> 
     assert "−20.00 ± 0.00" in rows["worse"]
 
 
+@pytest.mark.slow
 def test_every_job_is_a_run_that_can_be_begun() -> None:
     keys = set()
     for name, made in jobs.LISTS.items():

@@ -8,6 +8,7 @@ from quick import mostly_slow
 from random_architectures import run_case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", mostly_slow(range(0, 40, 5), quick=[0, 5]))
 def test_refused_or_remembered(first: int) -> None:
     results = [run_case(number) for number in range(first, first + 5)]

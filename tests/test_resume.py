@@ -130,6 +130,7 @@ def test_killed_by_the_clock(tmp_path: Path, undisturbed: Path) -> None:
     assert_same(path, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stop"), [(EpochReport, 1), (EpochReport, 3), (EpochReport, 5), (PruningStep, 3)]
 )

@@ -356,6 +356,7 @@ def test_the_command_tells_labels_and_tasks(
 # What is kept.
 
 
+@pytest.mark.slow
 def test_nothing_that_is_kept_changes_when_a_task_is_added(tmp_path: Path) -> None:
     learner, tasks = make(), permuted()
     for task in tasks[:2]:

@@ -124,6 +124,7 @@ def front_of(study: Any) -> list[Any]:
     return [study.trials[r.number] for r in pareto_front(results)]
 
 
+@pytest.mark.slow
 def test_the_best_recipe_runs_and_weighs_what_the_search_says(short: Path, tmp_path: Path) -> None:
     text = (short / "best.toml").read_text(encoding="utf-8")
     best = max(front_of(stored(short)), key=lambda t: t.values[0])
@@ -163,6 +164,7 @@ def test_a_finished_search_tells_again_and_takes_another_budget(
     assert main(options(short, trials=NUM_FEW)) == 0  # for the tests that follow
 
 
+@pytest.mark.slow
 def test_two_searches_give_equal_trials(short: Path, tmp_path: Path) -> None:
     assert main(options(tmp_path / "again", trials=3)) == 0
     assert done(tmp_path / "again") == done(short)[:3]
@@ -193,6 +195,7 @@ def test_a_folder_of_another_search_or_of_a_run_is_refused(
 # Test data
 
 
+@pytest.mark.slow
 def test_test_data_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = sets.digits
 
@@ -389,6 +392,7 @@ def test_what_was_forgotten_counts(tmp_path: Path) -> None:
     assert forgets.size_bytes < remembers.size_bytes
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_mean_over_seeds_and_the_largest_file(tmp_path: Path) -> None:
     one, two = (last(plan(seeds=(seed,)), {}, tmp_path) for seed in (100, 101))
     both = last(plan(seeds=(100, 101)), {}, tmp_path)
@@ -561,6 +565,7 @@ def test_nothing_else_needs_optuna() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_no_trial_at_all_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def picture(number: int = 0, side: int = 8) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_tasks_health_and_the_interface(made: dict[str, Path], address: str) -> None:
     client = Client(address)
     status, found, headers = client.ask("GET", "/tasks")
@@ -467,6 +468,7 @@ document.getElementById("page").onload = async event => {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     chromium.find() is None,
     reason="CHROMIUM IS MISSING: the page of `tsn serve` is NOT tested in a browser; "

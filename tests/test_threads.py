@@ -55,6 +55,7 @@ class Yielding(SubnetStore):
                 self.meet.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", mostly_slow([1, 3, 32], quick=[3]))
 def test_eight_threads_each_get_their_own_task(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinysubnets.model.store.MAX_DECODED", kept, raising=False)

@@ -109,6 +109,7 @@ def states(running: Any) -> list[dict[str, torch.Tensor]]:
 
 
 # The compiler itself instantiates autograd functions, which torch deprecates.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("method", mostly_slow(["tsn", "ewc", "gem"], ["tsn"]))
 @pytest.mark.parametrize("wrap", [Wrapper, in_one_process, by_the_compiler])
