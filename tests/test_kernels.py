@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,27 @@ def test_near_the_last_threshold_the_search_ends_before_it_begins(
     assert ended == [1] and torch.equal(mask.cpu(), top_k_reference(values, bounds)[0])
 
 
+def plain_nearest(values: torch.Tensor, lookup: codebook.LookupTable, segments: Any) -> Any:
+    """The nearest centroids by the plain form, wherever the values are."""
+    table = codebook.LookupTable(*(t.cpu() for t in lookup))
+    return codebook.nearest_centroid(values.cpu(), table, segments).to(values.device)
+
+
+@needs_triton
+@pytest.mark.parametrize("k", [2, 16, 64])
+def test_nearest_centroids_equal_the_plain_ones(k: int) -> None:
+    from tinysubnets import kernels
+
+    generator = torch.Generator().manual_seed(k)
+    values = 2 * torch.randn(5000, generator=generator).to(DEVICE)
+    values[[0, 999, 1000, 4999]] = torch.tensor([-inf, inf, nan, 0.0], device=DEVICE)
+    segments = [(0, 1000), (1000, 1001), (1001, 5000)]
+    lookup = codebook.lookup_table(torch.randn(3, k, generator=generator).sort(-1).values)
+    lookup = codebook.LookupTable(*(t.to(DEVICE) for t in lookup))
+    mine = kernels.nearest_centroid(values, lookup, segments)
+    assert torch.equal(mine, plain_nearest(values, lookup, segments))
+
+
 @needs_triton
 @pytest.mark.parametrize("quantized", [True, False])
 def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> None:
@@ -130,7 +152,7 @@ def test_fused_weights_and_gradients_equal_the_plain_ones(quantized: bool) -> No
     mask, owned = (torch.rand(size, generator=generator).to(DEVICE) < 0.4 for _ in range(2))
     centroids = torch.randn(2, 16, generator=generator).sort(-1).values.to(DEVICE)
     lookup = codebook.lookup_table(centroids)
-    near = codebook.nearest_centroid(free, lookup, layout.segments) if quantized else free
+    near = plain_nearest(free, lookup, layout.segments) if quantized else free
     values = torch.where(owned, bank, near)
     results = []
     for fused in (True, False):

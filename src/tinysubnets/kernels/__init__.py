@@ -4,7 +4,7 @@ A kernel works on `rows` of vectors of the same segments; training has one row. 
 the device and in fixed shapes, so that CUDA graphs can hold it.
 """
 
-from tinysubnets.kernels.effective import FusedWeights
+from tinysubnets.kernels.effective import FusedWeights, nearest_centroid
 from tinysubnets.kernels.histograms import count_cells, extent, extent_of, histogram
 from tinysubnets.kernels.kmeans import lloyd, lookup_table_, optimal_split, update_codebooks
 from tinysubnets.kernels.optim import adam_, sgd_
@@ -19,6 +19,7 @@ __all__ = [
     "histogram",
     "lloyd",
     "lookup_table_",
+    "nearest_centroid",
     "optimal_split",
     "sgd_",
     "top_k_magnitudes",

@@ -8,13 +8,55 @@ codebook each. All vectors are [rows, N], booleans as uint8; `low` and `rate` ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from tinysubnets.kernels.topk import tiling
+from tinysubnets.nn.codebook import LookupTable
 
 TILE = 1024  # values per program
+
+
+@triton.jit
+def _rounded(value, low, rate, table, inside, codebook, steps):
+    """The centroid of each value by its codebook's table; that of the first step for NaN."""
+    step = (value - tl.load(low + codebook)) * tl.load(rate + codebook)
+    step = tl.where(step >= 0.0, tl.minimum(step, steps - 1.0), 0.0)
+    return tl.load(table + codebook * steps + step.to(tl.int32), mask=inside, other=0.0)
+
+
+@triton.jit
+def _nearest(values, low, rate, table, tiles, out, num_values, num_segments, steps,
+             TILE: tl.constexpr):  # fmt: skip
+    """Centroids of one tile."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    codebook = row * num_segments + tl.load(tiles + 3 * tile)
+    offset = tl.load(tiles + 3 * tile + 1) + tl.arange(0, TILE)
+    inside = offset < tl.load(tiles + 3 * tile + 2)
+    place = row * num_values + offset
+    value = tl.load(values + place, mask=inside, other=0.0)
+    rounded = _rounded(value, low, rate, table, inside, codebook, steps)
+    tl.store(out + place, rounded, mask=inside)
+
+
+def nearest_centroid(
+    values: Tensor, table: LookupTable, segments: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Each value of vectors [..., N] as the nearest centroid of its segment, in one kernel."""
+    size = values.shape[-1]
+    rows = values.numel() // size
+    bounds = tuple((i, j, 0) for i, j in segments)
+    tiles, *_ = tiling(bounds, rows, size, values.device, TILE)
+    out = torch.empty_like(values)
+    _nearest[(len(tiles), rows)](
+        values.contiguous(), *table, tiles, out, size, len(segments), table.centroids.shape[-1],
+        TILE=TILE,
+    )  # fmt: skip
+    return out
 
 
 @triton.jit
@@ -24,9 +66,7 @@ def _valued(
     """The value of each weight: the bank's where owned, else the free one or its centroid."""
     value = tl.load(free + place, mask=inside, other=0.0)
     if QUANTIZED:
-        step = (value - tl.load(low + codebook)) * tl.load(rate + codebook)
-        step = tl.minimum(tl.maximum(step, 0.0), steps - 1.0)
-        value = tl.load(table + codebook * steps + step.to(tl.int32), mask=inside, other=0.0)
+        value = _rounded(value, low, rate, table, inside, codebook, steps)
     is_owned = tl.load(owned + place, mask=inside, other=0) != 0
     return tl.where(is_owned, tl.load(bank + place, mask=inside, other=0.0), value), is_owned
 

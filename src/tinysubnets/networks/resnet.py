@@ -110,7 +110,9 @@ class PlainBlock(nn.Module):
         y = self.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         skip = x[:, :, :: self.stride, :: self.stride]
-        return self.relu(y + nn.functional.pad(skip, (0, 0, 0, 0, 0, self.missing)))
+        if self.missing:
+            skip = nn.functional.pad(skip, (0, 0, 0, 0, 0, self.missing))
+        return self.relu(y + skip)
 
 
 def small_resnet(

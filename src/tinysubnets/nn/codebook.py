@@ -176,6 +176,8 @@ def nearest_centroid(values: Tensor, table: LookupTable, segments: Segments) -> 
     k > 32). Final codes come from `assign`.
     """
     values = values.detach()
+    if (kernels := kernels_for(values)) is not None:
+        return kernels.nearest_centroid(values, table, segments)
     out = torch.empty_like(values, dtype=torch.float32)
     for i, (start, stop) in enumerate(segments):
         position = (values[start:stop].float() - table.low[i]).mul_(table.rate[i])
