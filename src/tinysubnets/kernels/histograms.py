@@ -91,7 +91,8 @@ def _count(
     value = tl.where(is_kept, value, 0.0)
     unit = tl.load(scale + segment)
     rate = CELLS / 2 / _asinh(tl.load(reach + segment) / unit)
-    place = tl.minimum(tl.maximum(_asinh(value / unit) * rate + CELLS / 2, 0.0), CELLS - 1.0)
+    place = _asinh(value / unit) * rate + CELLS / 2
+    place = tl.where(place >= 0.0, tl.minimum(place, CELLS - 1.0), 0.0)  # the first for NaN
     cell = segment * CELLS + place.to(tl.int32)
     tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=is_kept, sem="relaxed")
 
