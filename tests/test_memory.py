@@ -33,7 +33,7 @@ def whole(name, part, *_):
 
 split.load_set = whole
 given = ["training.epochs=1", "data.test_limit=10", "pruning.iterations=0", "tsn.bits=8"]
-given += ["tsn.task_param_bits=32", "network.width=16", "network.hidden=64"]
+given += ["tsn.task_param_bits=32", "network.width=4", "network.hidden=16"]
 plan = Plan(recipe.load("tiny-imagenet", assignments=given), 0, "cpu", 2)
 with RunDir(folder / "run") as run:
     experiment = Experiment.begin(plan, run)
