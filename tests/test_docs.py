@@ -86,6 +86,13 @@ def test_the_front_page_shows_what_the_top_of_the_readme_shows() -> None:
         assert len(commands.strip().splitlines()) == 2
 
 
+def test_the_readme_names_every_command() -> None:
+    names = re.findall(r"^    ([a-z]+) ", cli.parser().format_help(), re.M)
+    assert "run" in names and "remove" in names
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in names if f"`tsn {name}" not in text] == []
+
+
 def test_the_result_on_the_front_page_is_that_of_the_table() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     dense = {"permuted MNIST": 4 * 88_400, "split CIFAR-100": 4 * 6_499_328}
