@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -447,6 +449,49 @@ def test_a_reader_that_goes_away_costs_neither_the_run_nor_its_report(tmp_path: 
     process.stderr.close()
     assert process.wait(timeout=120) == 0 and said == ""
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize("words", [["list"], ["settings", "nonsense"]])
+def test_a_reader_that_goes_away_ends_a_command_quietly(words: list[str]) -> None:
+    """As `| head` does; the errors of the second one go to the same reader."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "tinysubnets", *words]
+    with tempfile.TemporaryFile() as kept:
+        both = words != ["list"]
+        errors = writing if both else kept
+        done = subprocess.run(command, stdout=writing, stderr=errors, check=False)
+        os.close(writing)
+        kept.seek(0)
+        assert (done.returncode, kept.read()) == (141, b"")
+
+
+class Endless:
+    """A run that goes on until it is asked to stop."""
+
+    def __init__(self) -> None:
+        self.stopped, self.progress = 0, "at work"
+
+    def poll(self) -> int | None:
+        return 130 if self.stopped else None
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def test_a_comparison_that_nobody_reads_stops_its_runs_first(tmp_path: Path) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    runs = [Endless(), Endless()]
+    jobs = [compare.Job("tsn", i, tmp_path / str(i), ()) for i in range(2)]
+    comparison = compare.Comparison(jobs, 2, argparse.Namespace(start=lambda *_: waiting.pop()))
+    waiting = list(runs)
+    with pytest.raises(BrokenPipeError):
+        compare.run_all(comparison, Gone())
+    assert [run.stopped for run in runs] == [1, 1]
+    assert [job.detail for job in jobs] == ["stopped", "stopped"]
 
 
 def test_summary_of_nothing(tmp_path: Path) -> None:
