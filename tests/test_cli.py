@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from run_helpers import numbers, small_options, tsn
+from held_network import held
+from run_helpers import numbers, small_options, tsn, until
 from tinysubnets import errors, networks, scenarios
 from tinysubnets.cli import main
 from tinysubnets.commands import compare as compare_commands
@@ -413,23 +413,25 @@ def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) 
     out = tmp_path / "all"
     command = ["compare", "permuted-digits", "--out", str(out), "--device", "cpu", "--seeds", "1"]
     command += ["--methods", "tsn", "--jobs", "1", "--no-report", *small_options()]
-    command += ["--set", "training.epochs=6"]
+    command += ["--set", "network.name=held_network:build", "--threads", "1"]
+    folder, hold = out / "tsn" / "seed-0", tmp_path / "hold"
+    environment = held(folder / "metrics.jsonl", hold)
     process = subprocess.Popen(
         [sys.executable, "-m", "tinysubnets", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=environment,
     )
-    folder = out / "tsn" / "seed-0"
-    while not (folder / "metrics.jsonl").exists():
-        time.sleep(0.01)
-        assert process.poll() is None
+    until((folder / "metrics.jsonl").exists, process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    until(lambda: "stopping" in (folder / "output.txt").read_text(), process)
+    hold.unlink()
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
     assert "goes on" in said
     assert (folder / "checkpoint" / "state.json").exists()
-    assert tsn(*command).returncode == 0
+    assert subprocess.run(process.args, env=environment, check=False).returncode == 0
     assert (folder / "result.json").exists()
 
 
@@ -447,7 +449,7 @@ def test_a_reader_that_goes_away_costs_neither_the_run_nor_its_report(tmp_path: 
     process.stdout.close()
     said = process.stderr.read()
     process.stderr.close()
-    assert process.wait(timeout=120) == 0 and said == ""
+    assert process.wait(timeout=600) == 0 and said == ""
     assert (tmp_path / "run" / "report.html").exists()
 
 

@@ -346,6 +346,11 @@ def test_the_command_tells_labels_and_tasks(
     guesses = [line.split() for line in lines if "unknown; best guess" in line]
     assert guesses and all(guess[-3] in ("p0", "p1", "p2") for guess in guesses)
     assert all(float(guess[-2]) > 0 for guess in guesses)
+    assert main([*command, "--json", "--together"]) == 0
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    live = learned().predict(np.concatenate([mine, noise]), together=True)
+    assert {r["task"] for r in rows} == {"p1"}
+    assert [r["confidence"] for r in rows] == pytest.approx(live.confidence.tolist())
     assert main([*command, "--among", "p0", "--among", "p2", "--together"]) == 0
     out = capsys.readouterr().out
     assert "p1" not in out
