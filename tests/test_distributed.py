@@ -79,6 +79,8 @@ def test_accuracy_and_size_are_those_of_one_process(together: Path) -> None:
 def test_processes_that_differ_are_an_error(together: Path) -> None:
     for each in found(together):
         assert "a number came out differently in process 1 and in process 0" in each["refused"]
+        for method in ("tsn", "ewc"):
+            assert "task 'other' came out differently" in each[f"refused by {method}"]
 
 
 def test_one_process_alone_needs_no_group() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,12 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("TERM", "xterm")
     return stream
+
+
+@pytest.fixture(autouse=True)
+def _no_line_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that come with time do not come, however slow the machine is."""
+    monkeypatch.setattr("tinysubnets.method.progress.EVERY_SECONDS", math.inf)
 
 
 @pytest.fixture
