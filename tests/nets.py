@@ -195,8 +195,8 @@ def points(number: int, classes: int = 3) -> Task:
     """Points around one center per class, moved from task to task."""
     generator = np.random.default_rng(number)
     centers = generator.normal(size=(classes, 12)) * 2
-    labels = np.arange(180) % classes
-    inputs = (centers[labels] + generator.normal(size=(180, 12))).astype(np.float32)
+    labels = np.arange(120) % classes
+    inputs = (centers[labels] + generator.normal(size=(120, 12))).astype(np.float32)
     return Task.from_arrays(f"t{number}", inputs, labels, valid=0.3)
 
 

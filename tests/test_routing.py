@@ -16,6 +16,7 @@ from torch import nn
 
 import test_base as over_base
 from digit_tasks import digits, permuted, split
+from nets import points
 from tinysubnets import networks
 from tinysubnets.baselines.masked import WSN
 from tinysubnets.cli import main
@@ -561,10 +562,10 @@ def test_every_part_finds_tasks() -> None:
 def test_a_pretrained_base_finds_tasks_by_its_own_features() -> None:
     one = over_base.learner(routing={"parts": ["energy", "base"], "dims": 8})
     for number in range(3):
-        one.learn(over_base.points(number))
+        one.learn(points(number))
     store, records = one.store, [one.store.subnet(f"t{n}").routing for n in range(3)]
     assert all(r["base.means"].shape == (3 * 8,) for r in records)
-    inputs = torch.cat([over_base.points(n).valid.inputs() for n in range(3)])
+    inputs = torch.cat([points(n).valid.inputs() for n in range(3)])
     names = np.repeat(["t0", "t1", "t2"], len(inputs) // 3)
     found = store.route(inputs)
     assert found.rule == "energy + base" and (found.tasks == names).mean() > 0.6
