@@ -44,7 +44,7 @@ def test_a_step_has_the_gradients_of_the_whole_batch(case: str, together: Path) 
         largest = max(float(g.abs().max()) for g in alone.values())
         assert largest > 1e-3
         for name, gradient in alone.items():
-            assert float((theirs[name] - gradient).abs().max()) <= 1e-6 * largest, name
+            assert float((theirs[name] - gradient).abs().max()) <= 1e-5 * largest, name
 
 
 @pytest.mark.slow
