@@ -123,15 +123,22 @@ def run(scenario: str, method: str, seed: int, settings: tuple[str, ...], out: P
 
 
 def machine() -> dict[str, str]:
-    """What must be equal for numbers to be equal: the processor and the build of torch."""
+    """What must be equal for numbers to be equal: the processor and the build of torch.
+
+    A name alone says little: virtual machines give many processors the same one.
+    """
     import torch
 
-    model = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ] if Path("/proc/cpuinfo").exists() else []  # fmt: skip
-    return {"cpu": model[0] if model else platform.processor(), "torch": torch.__version__}
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    told = {name.strip(): value.strip() for name, _, value in (n.partition(":") for n in lines)}
+    names = {"model name": "", "cpu family": "family ", "model": "model ", "stepping": "stepping "}
+    known = [f"{word}{told[name]}" for name, word in names.items() if name in told]
+    return {
+        "cpu": ", ".join(known) or platform.processor(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+    }
 
 
 def all_runs(quick: bool) -> dict[str, Any]:

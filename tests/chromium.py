@@ -118,11 +118,12 @@ def _wrapped(page: Path, width: int, folder: Path) -> Path:
 def _run(*arguments: str, window: tuple[int, int]) -> str:
     chromium = find()
     assert chromium is not None
-    with tempfile.TemporaryDirectory() as profile:
+    # Helpers of a browser that has ended may still write to its profile.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         *flags, page = arguments
         size = f"--window-size={window[0]},{window[1]}"
         address = page if page.startswith("http://") else f"file://{page}"
         command = [chromium, *FLAGS, f"--user-data-dir={profile}", size, *flags, address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -7,8 +7,14 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+# No example is refused because the machine is slow or busy.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 if not torch.cuda.is_available():
     # Read when Triton is first imported, which any test that compiles or exports may do.
     os.environ["TRITON_INTERPRET"] = "1"

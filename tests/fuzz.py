@@ -49,7 +49,7 @@ from tinysubnets.format.container import (
 )
 from tinysubnets.model.store import SubnetStore
 
-SECONDS = 20  # for one reading
+SECONDS = 20  # of the processor, for one reading
 GOLDEN = Path(__file__).parent / "golden"
 NUMBERS = (0, 1, 2, 3, 7, 8, 31, 32, 33, 64, 255, 256, 4096, 65_535, 65_536, 1 << 20, 1 << 24)
 NUMBERS += (-1, -2, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, 10**30)

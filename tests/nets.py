@@ -191,6 +191,24 @@ def task(name: str = "a", shape: tuple[int, ...] | str = (6,), **how: Any) -> Ta
 TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 16, "lr": 0.02}
 
 
+def points(number: int, classes: int = 3) -> Task:
+    """Points around one center per class, moved from task to task."""
+    generator = np.random.default_rng(number)
+    centers = generator.normal(size=(classes, 12)) * 2
+    labels = np.arange(120) % classes
+    inputs = (centers[labels] + generator.normal(size=(120, 12))).astype(np.float32)
+    return Task.from_arrays(f"t{number}", inputs, labels, valid=0.3)
+
+
+def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Gray 8x8 images, dark or bright on the left, and their labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % 2
+    images = rng.integers(60, 120, (count, 1, 8, 8), dtype=np.uint8)
+    images[labels == 1, :, :, :4] += 100
+    return images, np.array(["dark", "bright"])[labels]
+
+
 def learner(net: nn.Module | None = None, *, training: Any = None, **settings: Any) -> TinySubNets:
     """A quick learner: two epochs, and a short post-pruning."""
     pruning = settings.pop("pruning", {"iterations": 4, "step": 0.05})

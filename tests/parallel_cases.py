@@ -16,7 +16,7 @@ from tinysubnets.baselines.ewc import EWC
 from tinysubnets.baselines.gem import GEM
 from tinysubnets.baselines.lwf import LwF
 from tinysubnets.baselines.replay import Replay
-from tinysubnets.commands.processes import environment_of, free_port
+from tinysubnets.commands.processes import environment_of, held_port
 from tinysubnets.errors import RunError
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
@@ -120,6 +120,12 @@ def everything(rank: int, folder: Path) -> None:
         distributed.check_same("a number", rank)
     except RunError as error:
         out["refused"] = str(error)
+    for teacher in (learner(Residual()), EWC(Architecture(Residual()), epochs=1)):
+        try:
+            # Statistics of BatchNorm are those of the data, which are others in every process.
+            teacher.learn(task("other", shape=(1, 6, 6), seed=rank))
+        except RunError as error:
+            out[f"refused by {teacher.name}"] = str(error)
     torch.save(out, folder / f"{rank}.pt")
 
 
@@ -147,14 +153,15 @@ def in_processes(work: Any, size: int, folder: Path) -> list[int | None]:
 
     Gives the exit status of each.
     """
-    port = free_port()
-    started = [
-        CONTEXT.Process(target=_work, args=(work, rank, size, port, folder)) for rank in range(size)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(120)
+    with held_port() as port:
+        started = [
+            CONTEXT.Process(target=_work, args=(work, rank, size, port, folder))
+            for rank in range(size)
+        ]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(600)
     alive = [process for process in started if process.is_alive()]
     for process in alive:
         process.kill()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +34,35 @@ def tsn(*arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        timeout=300,
+        timeout=900,
         check=False,
         **kwargs,
     )
+
+
+def until(is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Wait for a state that comes before the process ends."""
+    end = time.monotonic() + 600
+    while not is_so():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def halt(is_so: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Stop a process in a state that it may leave again at any moment; SIGCONT lets it go on."""
+    while True:
+        until(is_so, process)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if process.poll() is None and is_so():
+            return
+        process.send_signal(signal.SIGCONT)
+
+
+def children_of(process: int) -> Path:
+    """The file in which Linux lists the children of a process."""
+    return Path(f"/proc/{process}/task/{process}/children")
 
 
 def numbers(folder: Path) -> Any:

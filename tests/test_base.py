@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from nets import points
 from tinysubnets import format as artifact
 from tinysubnets import networks
 from tinysubnets.errors import (
@@ -32,15 +32,6 @@ from tinysubnets.tasks.task import Task
 
 TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 32, "lr": 0.02, "optimizer": "adamw"}
 TRAINING |= {"weight_decay": 0.1}
-
-
-def points(number: int, classes: int = 3) -> Task:
-    """Points around one center per class, moved from task to task."""
-    generator = np.random.default_rng(number)
-    centers = generator.normal(size=(classes, 12)) * 2
-    labels = np.arange(120) % classes
-    inputs = (centers[labels] + generator.normal(size=(120, 12))).astype(np.float32)
-    return Task.from_arrays(f"t{number}", inputs, labels, valid=0.3)
 
 
 def fresh() -> nn.Module:

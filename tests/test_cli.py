@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -10,13 +11,14 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from run_helpers import numbers, small_options, tsn
+from held_network import held
+from run_helpers import numbers, small_options, tsn, until
 from tinysubnets import errors, networks, scenarios
 from tinysubnets.cli import main
 from tinysubnets.commands import compare as compare_commands
@@ -411,23 +413,25 @@ def test_ctrl_c_stops_a_comparison_and_the_same_command_goes_on(tmp_path: Path) 
     out = tmp_path / "all"
     command = ["compare", "permuted-digits", "--out", str(out), "--device", "cpu", "--seeds", "1"]
     command += ["--methods", "tsn", "--jobs", "1", "--no-report", *small_options()]
-    command += ["--set", "training.epochs=6"]
+    command += ["--set", "network.name=held_network:build", "--threads", "1"]
+    folder, hold = out / "tsn" / "seed-0", tmp_path / "hold"
+    environment = held(folder / "metrics.jsonl", hold)
     process = subprocess.Popen(
         [sys.executable, "-m", "tinysubnets", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=environment,
     )
-    folder = out / "tsn" / "seed-0"
-    while not (folder / "metrics.jsonl").exists():
-        time.sleep(0.01)
-        assert process.poll() is None
+    until((folder / "metrics.jsonl").exists, process)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    until(lambda: "stopping" in (folder / "output.txt").read_text(), process)
+    hold.unlink()
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
     assert "goes on" in said
     assert (folder / "checkpoint" / "state.json").exists()
-    assert tsn(*command).returncode == 0
+    assert subprocess.run(process.args, env=environment, check=False).returncode == 0
     assert (folder / "result.json").exists()
 
 
@@ -445,8 +449,51 @@ def test_a_reader_that_goes_away_costs_neither_the_run_nor_its_report(tmp_path: 
     process.stdout.close()
     said = process.stderr.read()
     process.stderr.close()
-    assert process.wait(timeout=120) == 0 and said == ""
+    assert process.wait(timeout=600) == 0 and said == ""
     assert (tmp_path / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize("words", [["list"], ["settings", "nonsense"]])
+def test_a_reader_that_goes_away_ends_a_command_quietly(words: list[str]) -> None:
+    """As `| head` does; the errors of the second one go to the same reader."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "tinysubnets", *words]
+    with tempfile.TemporaryFile() as kept:
+        both = words != ["list"]
+        errors = writing if both else kept
+        done = subprocess.run(command, stdout=writing, stderr=errors, check=False)
+        os.close(writing)
+        kept.seek(0)
+        assert (done.returncode, kept.read()) == (141, b"")
+
+
+class Endless:
+    """A run that goes on until it is asked to stop."""
+
+    def __init__(self) -> None:
+        self.stopped, self.progress = 0, "at work"
+
+    def poll(self) -> int | None:
+        return 130 if self.stopped else None
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+def test_a_comparison_that_nobody_reads_stops_its_runs_first(tmp_path: Path) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    runs = [Endless(), Endless()]
+    jobs = [compare.Job("tsn", i, tmp_path / str(i), ()) for i in range(2)]
+    comparison = compare.Comparison(jobs, 2, argparse.Namespace(start=lambda *_: waiting.pop()))
+    waiting = list(runs)
+    with pytest.raises(BrokenPipeError):
+        compare.run_all(comparison, Gone())
+    assert [run.stopped for run in runs] == [1, 1]
+    assert [job.detail for job in jobs] == ["stopped", "stopped"]
 
 
 def test_summary_of_nothing(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from nets import points
 from tinysubnets import networks
 from tinysubnets.baselines.separate import SeparateNetworks
 from tinysubnets.errors import SettingError
@@ -26,15 +27,6 @@ from tinysubnets.nn.norms import folded, unfolded
 from tinysubnets.tasks.task import Task
 
 TRAINING = {"epochs": 4, "batch_size": 32, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
-
-
-def points(number: int, classes: int = 3) -> Task:
-    """Points around one center per class, moved from task to task."""
-    generator = np.random.default_rng(number)
-    centers = generator.normal(size=(classes, 12)) * 2
-    labels = np.arange(180) % classes
-    inputs = (centers[labels] + generator.normal(size=(180, 12))).astype(np.float32)
-    return Task.from_arrays(f"t{number}", inputs, labels, valid=0.3)
 
 
 def net() -> nn.Module:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import pytest
 import torch
 
 import parallel_cases
+from held_network import held
 from parallel_cases import CASES, SometimesShort, in_processes, learn_digits, one_step, two_epochs
-from run_helpers import epochs, numbers, small_options
+from run_helpers import children_of, epochs, numbers, small_options, until
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.training import distributed
@@ -44,7 +44,7 @@ def test_a_step_has_the_gradients_of_the_whole_batch(case: str, together: Path) 
         largest = max(float(g.abs().max()) for g in alone.values())
         assert largest > 1e-3
         for name, gradient in alone.items():
-            assert float((theirs[name] - gradient).abs().max()) <= 1e-6 * largest, name
+            assert float((theirs[name] - gradient).abs().max()) <= 1e-5 * largest, name
 
 
 @pytest.mark.slow
@@ -79,6 +79,8 @@ def test_accuracy_and_size_are_those_of_one_process(together: Path) -> None:
 def test_processes_that_differ_are_an_error(together: Path) -> None:
     for each in found(together):
         assert "a number came out differently in process 1 and in process 0" in each["refused"]
+        for method in ("tsn", "ewc"):
+            assert "task 'other' came out differently" in each[f"refused by {method}"]
 
 
 def test_one_process_alone_needs_no_group() -> None:
@@ -95,46 +97,49 @@ def test_one_process_alone_needs_no_group() -> None:
 
 
 def begun(path: Path, *command: str, processes: str | None = None) -> subprocess.Popen[str]:
-    """A run of ninety epochs, by the given command; gives it once some are done."""
+    """A run by the given command, which stands still after its first epoch while `hold` is there.
+
+    That is a file beside the run's folder.
+    """
     options = ["run", "--out", str(path), "--device", "cpu", "--threads", "1", "--no-report"]
     options += ["--checkpoint-seconds", "0", *small_options("data.num_tasks=2")]
-    options += ["--set", "training.epochs=45", *(["--processes", processes] if processes else [])]
+    options += ["--set", "network.name=held_network:build"]
+    options += ["--processes", processes] if processes else []
+    saved = path / "checkpoint" / "state.json"
     process = subprocess.Popen(
         [*command, "-m", "tinysubnets", *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=held(saved, path.with_name("hold")) | {"OMP_NUM_THREADS": "1"},
     )
-    while not (path / "checkpoint" / "state.json").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
+    until(saved.exists, process)
     return process
 
 
 def child(process: subprocess.Popen[str], rank: int) -> int:
     """The process of a rank among the children of a command."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = children_of(process.pid).read_text().split()
     environments = {int(c): Path(f"/proc/{c}/environ").read_bytes().split(b"\0") for c in children}
     return next(c for c, names in environments.items() if f"RANK={rank}".encode() in names)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes by /proc")
+@pytest.mark.skipif(not children_of(os.getpid()).exists(), reason="finds processes by /proc")
 def test_a_killed_process_ends_the_others_and_three_go_on(tmp_path: Path) -> None:
     path = tmp_path / "run"
     process = begun(path, sys.executable, processes="2")
-    killed_at = time.monotonic()
     os.kill(child(process, 1), signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
-    assert time.monotonic() - killed_at < 30 and process.returncode == 2
+    path.with_name("hold").unlink()
+    _, said = process.communicate(timeout=600)  # far less than a process would wait for another
+    assert process.returncode == 2
     assert "process 1 of this training was killed by SIGKILL" in said
     assert f"tsn resume {path}" in said and "Traceback" not in said
     assert in_processes(parallel_cases.go_on, 3, path) == [0, 0, 0]
     result = json.loads((path / "result.json").read_text(encoding="utf-8"))
     assert result["environment"]["processes"] == 3 and len(result["tasks"]) == 2
     places = [(e["index"], e["epoch"]) for e in epochs(path)]
-    assert places == [(task, epoch) for task in range(2) for epoch in range(1, 46)]
+    assert places == [(task, epoch) for task in range(2) for epoch in range(1, 4)]
     assert result["metrics"]["backward_transfer"] == 0 and not (path / "checkpoint").exists()
 
 
@@ -143,7 +148,13 @@ def test_ctrl_c_under_torchrun_saves_and_one_process_goes_on(tmp_path: Path) -> 
     path, torchrun = tmp_path / "run", ("-m", "torch.distributed.run", "--standalone")
     process = begun(path, sys.executable, *torchrun, "--nproc-per-node", "2")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    assert process.stderr is not None
+    said = ""
+    while "stopping after this epoch" not in said:
+        said += (line := process.stderr.readline())
+        assert line, said
+    path.with_name("hold").unlink()
+    said += process.communicate(timeout=600)[1]
     assert f"saved. Go on with: tsn resume {path}" in said
     assert said.count("stopping after this epoch") == 1  # the first process speaks for all
     with RunDir(path) as folder:

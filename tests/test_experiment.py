@@ -389,7 +389,7 @@ def test_before_anything_is_known_the_time_left_is_a_bound() -> None:
     clock = display.Clock(lambda: next(times))
     clock.see(TaskBegun(0, 1, "a", 2, 9, 0, 4))
     clock.see(epoch(1))
-    assert display.describe_step(epoch(1), clock).endswith("more than 3 s left")
+    assert display.describe_step(epoch(1), clock).endswith("  3 s of epochs left")
 
 
 def test_live_display_survives_all_events(finished: tuple, capsys: Any) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from test_base import TRAINING, data, fresh, learner, points, pretrained
+from nets import points
+from test_base import TRAINING, data, fresh, learner, pretrained
 from test_difference import net as norm_net
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.method.ladder import LadderTrainer, RungReport, gain_by_chance, told

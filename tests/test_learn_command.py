@@ -11,12 +11,12 @@ import pytest
 
 import models
 from nets import learner as make_learner
-from nets import mlp
+from nets import mlp, pictures
 from nets import task as make_task
 from tinysubnets import format as artifact
 from tinysubnets import networks
 from tinysubnets.cli import main
-from tinysubnets.errors import ArtifactError
+from tinysubnets.errors import ArtifactError, TaskError
 from tinysubnets.format import FILE_NAME, undo
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.evaluation import Evaluation
@@ -25,15 +25,6 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
 Image = pytest.importorskip("PIL.Image")
-
-
-def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Gray 8x8 images, dark or bright on the left."""
-    rng = np.random.default_rng(seed)
-    labels = np.arange(count) % 2
-    images = rng.integers(60, 120, (count, 1, 8, 8), dtype=np.uint8)
-    images[labels == 1, :, :, :4] += 100
-    return images, np.array(["dark", "bright"])[labels]
 
 
 def write(folder: Path, count: int = 60, seed: int = 1, mixed: bool = False) -> Path:
@@ -186,6 +177,26 @@ def test_learning_that_is_stopped_says_what_is_left(
     said = capsys.readouterr().err
     assert f"{model / FILE_NAME} is as it was. There is nothing to resume" in said
     assert contents(model) == before
+
+
+def test_a_folder_for_a_model_that_comes_to_nothing_is_taken_back(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, new = write(tmp_path / "data"), tmp_path / "above" / "new"
+    out = ("--out", str(new))
+    assert learn(model, "again", tmp_path / "nowhere", *out) == 2
+    assert not new.parent.exists()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    assert learn(model, "again", tmp_path / "nowhere", "--out", str(mine)) == 2
+    assert mine.is_dir()  # somebody else made it
+
+    def refused(*_: object, **__: object) -> None:
+        raise TaskError("not this one")
+
+    monkeypatch.setattr(TinySubNets, "learn", refused)
+    assert learn(model, "again", data, *out) == 2
+    assert not new.parent.exists()
 
 
 @pytest.mark.parametrize("change", ["remove", "rename", "python"])

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import models
+from nets import pictures
 from tinysubnets import format as artifact
 from tinysubnets import networks
 from tinysubnets.cli import main
@@ -30,15 +31,6 @@ from tinysubnets.tasks.task import Task
 
 Image = pytest.importorskip("PIL.Image")
 TRAINING = {"epochs": 2, "batch_size": 16, "lr": 0.02}
-
-
-def pictures(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Gray 8x8 images, dark or bright on the left."""
-    rng = np.random.default_rng(seed)
-    labels = np.arange(count) % 2
-    images = rng.integers(60, 120, (count, 1, 8, 8), dtype=np.uint8)
-    images[labels == 1, :, :, :4] += 100
-    return images, np.array(["dark", "bright"])[labels]
 
 
 def write_folder(root: Path, seed: int = 1) -> Path:

@@ -189,9 +189,14 @@ def test_the_commands(
     assert main(["apply", "p.tsnpatch", "old"]) == 2
     assert "swapped" in capsys.readouterr().err
     assert main(["apply", "old", "p.tsnpatch", "--out", "old"]) == 2
-    Path("p.tsnpatch").write_bytes(Path("p.tsnpatch").read_bytes()[:-2])
     capsys.readouterr()
-    assert main(["apply", "old", "p.tsnpatch"]) == 2
-    assert capsys.readouterr().err.startswith("tsn: p.tsnpatch: the patch")
+    whole = Path("p.tsnpatch").read_bytes()
+    for size in (0, 3, len(MAGIC), len(MAGIC) + 20, len(whole) - 2):
+        Path("p.tsnpatch").write_bytes(whole[:size])
+        for more in ([], ["--out", "new place/model"]):
+            assert main(["apply", "old", "p.tsnpatch", *more]) == 2
+            said = capsys.readouterr().err
+            assert said.startswith("tsn: p.tsnpatch: the patch") and "cut or damaged" in said
+    assert not Path("new place").exists()
     assert Path("old/model.safetensors").read_bytes() == before
     assert sorted(os.listdir("old")) == ["README.md", "config.json", "model.safetensors"]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import nets
-from test_base import TRAINING, data, fresh, learner, points, pretrained
+from nets import points
+from test_base import TRAINING, data, fresh, learner, pretrained
 from test_difference import net as norm_net
 from tinysubnets import format as artifact
 from tinysubnets import networks

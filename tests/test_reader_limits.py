@@ -16,9 +16,9 @@ import forgeries
 from reading import READERS, SPARE
 
 HERE = Path(__file__).parent
-SECONDS = 30  # for a reading that takes at most some seconds on an idle machine
+SECONDS = 30  # of the processor, for a reading that takes at most some
 needs_linux = pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux tells it"
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="measures memory as Linux tells it"
 )
 
 
@@ -29,7 +29,7 @@ def read_all(folder: Path) -> dict[str, list[dict[str, Any]]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=900,
+        timeout=1800,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -18,8 +18,9 @@ from tinysubnets.errors import RunError
 from tinysubnets.experiments.compare import summary as compare_summary
 from tinysubnets.experiments.progress import summary as run_summary
 from tinysubnets.experiments.results import Run, changes, find_runs, grouped, read_run
+from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.report import write_report
-from tinysubnets.report.figures import references
+from tinysubnets.report.figures import per_task, references
 from tinysubnets.report.theme import DARK, LIGHT
 
 SCREENSHOTS = Path(__file__).parent.parent / ".cache" / "screenshots"
@@ -445,6 +446,24 @@ def test_overlap_and_ownership_follow_the_masks(
     owner = figures.owners(store, 0)
     assert torch.equal(owner == 1, first)
     assert torch.equal(owner == 2, second & ~first)
+
+
+def test_what_is_free_after_each_task_is_shown(runs: Path) -> None:
+    run = read_run(runs / "tsn" / "seed-0")
+    owned, names = [0.25, None, 0.625], [task["name"] for task in run.tasks]
+    for task, share in zip(run.tasks, owned, strict=True):
+        task["owned_after_pruning"] = share
+    figure = per_task(run)
+    assert figure is not None and "Last: the share of its bank" in figure.caption
+    found = re.findall(
+        r"<title>([\d.]+) % of the bank free after (.+?)</title>", figure.drawing.svg()
+    )
+    assert found == [("75.0", names[0]), ("37.5", names[2])]
+    for bank in (None, NO_BANK):  # a dense network, and differences to another task
+        for task in run.tasks:
+            task["bank"] = bank
+        figure = per_task(run)
+        assert figure is not None and "free" not in figure.drawing.svg() + figure.caption
 
 
 def test_changed_settings_are_named(runs: Path) -> None:

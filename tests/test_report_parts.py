@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tinysubnets.experiments.results import Spread
 from tinysubnets.report.charts import (
@@ -108,6 +109,16 @@ def test_a_line_has_its_mark_where_it_ends() -> None:
     tick = re.search(r'<text x="([\d.]+)"[^>]*>2</text>', text)
     mark = re.search(r'<circle cx="([\d.]+)"', text)
     assert tick and mark and tick[1] == mark[1]
+
+
+@pytest.mark.parametrize("values", [(20.0, 100.0), (98.5, 100.0), (100.0, 100.0)])
+def test_no_axis_of_percentages_goes_beyond_100(values: tuple[float, float]) -> None:
+    line = Curve("accent", list(enumerate(values)))
+    drawn = curves("a title", [line], ("epoch", "%")).svg()
+    labels = [float(v) for v in re.findall(r'text-anchor="end"[^>]*>([\d.]+)</text>', drawn)]
+    assert max(labels) == 100
+    points = re.search(r'points="([^"]+)"[^>]*stroke-width="1.75"', drawn)
+    assert points and min(float(p.split(",")[1]) for p in points[1].split()) == 34  # the top
 
 
 def test_charts_take_extremes() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 
 import test_base as over_base
 from digit_tasks import digits, permuted, split
+from nets import points
 from tinysubnets import networks
 from tinysubnets.baselines.masked import WSN
 from tinysubnets.cli import main
@@ -346,6 +347,11 @@ def test_the_command_tells_labels_and_tasks(
     guesses = [line.split() for line in lines if "unknown; best guess" in line]
     assert guesses and all(guess[-3] in ("p0", "p1", "p2") for guess in guesses)
     assert all(float(guess[-2]) > 0 for guess in guesses)
+    assert main([*command, "--json", "--together"]) == 0
+    rows = json.loads(capsys.readouterr().out)["predictions"]
+    live = learned().predict(np.concatenate([mine, noise]), together=True)
+    assert {r["task"] for r in rows} == {"p1"}
+    assert [r["confidence"] for r in rows] == pytest.approx(live.confidence.tolist())
     assert main([*command, "--among", "p0", "--among", "p2", "--together"]) == 0
     out = capsys.readouterr().out
     assert "p1" not in out
@@ -556,10 +562,10 @@ def test_every_part_finds_tasks() -> None:
 def test_a_pretrained_base_finds_tasks_by_its_own_features() -> None:
     one = over_base.learner(routing={"parts": ["energy", "base"], "dims": 8})
     for number in range(3):
-        one.learn(over_base.points(number))
+        one.learn(points(number))
     store, records = one.store, [one.store.subnet(f"t{n}").routing for n in range(3)]
     assert all(r["base.means"].shape == (3 * 8,) for r in records)
-    inputs = torch.cat([over_base.points(n).valid.inputs() for n in range(3)])
+    inputs = torch.cat([points(n).valid.inputs() for n in range(3)])
     names = np.repeat(["t0", "t1", "t2"], len(inputs) // 3)
     found = store.route(inputs)
     assert found.rule == "energy + base" and (found.tasks == names).mean() > 0.6

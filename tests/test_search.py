@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from run_helpers import children_of, halt, until
 from tinysubnets.cli import main
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments import recipe, search_space
@@ -240,15 +241,6 @@ def start(out: Path, *more: str, trials: int = NUM_TRIALS) -> subprocess.Popen[s
     )
 
 
-def until(is_so: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait for a state that comes before the process ends."""
-    end = time.monotonic() + 120
-    while not is_so():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
-
-
 def is_midway(out: Path, at_least: int = 2) -> Callable[[], bool]:
     """Whether some trials are complete and another one has learned its first task."""
 
@@ -275,7 +267,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(whole: Path, tmp_pat
     out = tmp_path / "killed"
     for at_least in (1, 3):  # killed twice
         process = start(out)
-        until(is_midway(out, at_least), process)
+        halt(is_midway(out, at_least), process)
         process.kill()
         process.communicate()
         assert "RUNNING" in [t.state.name for t in stored(out).trials]
@@ -290,9 +282,10 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(whole: Path, tmp_pat
 def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "stopped"
     process = start(out)
-    until(is_midway(out), process)
+    halt(is_midway(out), process)
     process.send_signal(signal.SIGINT)
-    told, said = process.communicate(timeout=120)
+    process.send_signal(signal.SIGCONT)
+    told, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "The same command goes on with it." in said and "valid %" in told
     states = [t.state.name for t in stored(out).trials]
@@ -339,16 +332,16 @@ def test_trials_in_processes_survive_the_death_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not children_of(os.getpid()).exists(), reason="finds processes by /proc")
 def test_processes_end_with_a_search_that_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "killed"
     process = start(out, "--jobs", "2", trials=200)
     until(is_midway(out), process)
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8")
+    listed = children_of(process.pid).read_text(encoding="utf-8")
     assert len(listed.split()) >= 2
     process.kill()
     process.communicate()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while any(is_alive(int(number)) for number in listed.split()):
         assert time.monotonic() < end, "a process outlives its search"
         time.sleep(0.1)

@@ -103,11 +103,11 @@ def test_overlapping_blocks_of_arithmetic_leave_the_flags_as_they_were() -> None
     def outer() -> None:
         with arithmetic("tf32"):
             entered.set()
-            left.wait(5)
+            left.wait(60)
 
     thread = threading.Thread(target=outer)
     thread.start()
-    entered.wait(5)
+    entered.wait(60)
     with arithmetic("float32", deterministic=True):  # entered last, left last
         left.set()
         thread.join()

@@ -6,7 +6,6 @@ Nothing heavy is imported before a command needs it, so that help and lists come
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -29,8 +28,25 @@ FILES = ("model", "new", "patch", "out")  # options that an error of a model fil
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; gives the exit status: 2 after an error, 130 after Ctrl-C."""
+    """Run the command line; gives the exit status.
+
+    That is 2 after an error, 130 after Ctrl-C, and 141 where the reader of the output has gone, as
+    in `| head`: what a shell tells of a command that ended so.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _main(words)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here and not when Python ends, which would complain
+    except BrokenPipeError:
+        run.unread()
+        return 128 + 13  # SIGPIPE
+
+
+def _main(words: list[str]) -> int:
+    """Run the command line, whoever reads what it prints."""
     made, commands = _built()
     if not words:
         made.print_help()
@@ -59,10 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         say(f"the device is out of memory; use smaller batches. {error}")
         return 2
-    except BrokenPipeError:
-        # The reader has gone; Python would complain once more when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         say("stopped.")
         return 130

@@ -110,6 +110,18 @@ def replaced_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def without_empty(folder: Path) -> Iterator[None]:
+    """Take back, at the end, a folder and those above it that were made inside and hold nothing."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # it was not made, or something is in it
+                path.rmdir()
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove what killed processes have left of a file or folder; only under its `lock`."""
     if fcntl is None:  # without locks they may belong to a process that is alive

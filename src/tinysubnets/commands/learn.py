@@ -21,6 +21,7 @@ from tinysubnets.commands.model import (
     writable,
 )
 from tinysubnets.errors import ConflictError, MismatchError, SettingError, TaskError, unknown
+from tinysubnets.files import without_empty
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
@@ -102,6 +103,13 @@ def _undo(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
+    # The folder of the new model is made before anything is learned, and goes if nothing is.
+    with without_empty(Path(options.out or options.model)):
+        return _learn_task(options)
+
+
+def _learn_task(options: argparse.Namespace) -> int:
+    """Learn the task and save it, unless it is not worth it; gives the exit status."""
     from tinysubnets.format import FILE_NAME, model_path
     from tinysubnets.method.learner import TinySubNets
     from tinysubnets.method.progress import duration

@@ -5,13 +5,14 @@ Unlike torchrun, Ctrl-C leaves them the time to finish their epoch and to save.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 15  # for the others to end by themselves once one has died
@@ -25,7 +26,12 @@ def launch(count: int, arguments: Sequence[str]) -> int:
 
     - `arguments`: of the command, the same for all processes.
     """
-    port = free_port()
+    with held_port() as port:
+        return _launch(count, arguments, port)
+
+
+def _launch(count: int, arguments: Sequence[str], port: int) -> int:
+    """The same, by a given port."""
     workers = [_start(rank, count, port, arguments) for rank in range(count)]
 
     def pass_on(number: int, _: object) -> None:
@@ -94,8 +100,22 @@ def _tell(rank: int, status: int) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine that nobody listens on at the moment."""
+    with held_port() as port:
+        return port
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port that nobody listens on, and that Linux gives to nobody else before the block ends.
+
+    Processes take seconds to start, and a port that is merely free may be another's by then. Who
+    listens there must ask for SO_REUSEADDR, as torch does.
+    """
     with socket.socket() as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
-        return port
+        if sys.platform != "linux":  # others do not let two sockets have a port
+            found.close()
+        yield port

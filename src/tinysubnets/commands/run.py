@@ -238,7 +238,17 @@ def read_or_not() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        unread()
+
+
+def unread() -> None:
+    """Let standard output go nowhere, now that its reader has gone.
+
+    Python would complain once more when it closes the stream.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def add_report(folder: Path) -> None:

@@ -174,11 +174,26 @@ def accuracy_of(folder: Path) -> str:
 
 
 def run_all(comparison: Comparison, stream: TextIO | None = None) -> None:
-    """Run a comparison to its end, with a live display on a terminal, plain lines elsewhere."""
+    """Run a comparison to its end, with a live display on a terminal, plain lines elsewhere.
+
+    Where the reader of those lines goes away, the runs are stopped first and then it is an error,
+    a BrokenPipeError.
+    """
     stream = stream or sys.stdout
     if stream.isatty():
         _run_live(comparison)
         return
+    try:
+        _run_plain(comparison, stream)
+    except BrokenPipeError:  # nobody reads on: the runs save what they have before this ends
+        comparison.stop()
+        while not comparison.is_done:
+            time.sleep(POLL_SECONDS)
+            comparison.step()
+        raise
+
+
+def _run_plain(comparison: Comparison, stream: TextIO) -> None:
     told: dict[int, str] = {}
     while True:
         comparison.step()

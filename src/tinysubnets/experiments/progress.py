@@ -207,8 +207,8 @@ def describe_step(step: EpochReport | PruningStep, clock: Clock) -> str:
         accuracy = step.valid_accuracy
     else:
         text, accuracy = f"post-pruning {step.step}/{step.steps}", step.accuracy
-    left, least = clock.seconds_left, "more than " if clock.is_least else ""
-    shown = "" if left is None else f"  {least}{duration(left)} left"
+    left, what = clock.seconds_left, " of epochs" if clock.is_least else ""
+    shown = "" if left is None else f"  {duration(left)}{what} left"
     return f"{text}  valid {100 * accuracy:.2f} %{shown}"
 
 

@@ -29,7 +29,7 @@ from tinysubnets.errors import (
     FormatError,
     MismatchError,
 )
-from tinysubnets.files import atomic_write, lock
+from tinysubnets.files import atomic_write, lock, without_empty
 from tinysubnets.format import limits
 from tinysubnets.format.card import model_card
 from tinysubnets.format.container import FILE_NAME, ModelFile, assemble, canonical, parse
@@ -148,7 +148,9 @@ def check_continues(old: ModelFile, new: ModelFile) -> None:
 
 def _begin(patch: bytes) -> Reader:
     """A reader behind the first bytes of a patch."""
-    if patch[: len(MAGIC)] != MAGIC:
+    if len(patch) < len(MAGIC) and MAGIC.startswith(patch):
+        raise DamageError(f"the patch: it ends after {len(patch)} bytes, within its first words.")
+    if not patch.startswith(MAGIC):
         raise FormatError("not a patch of this package, or one of another version of it.")
     data = Reader(patch, "the patch")
     data.raw(len(MAGIC))
@@ -228,29 +230,38 @@ def patch_file(
     - `net`: the user's own network, for the card beside the model.
     """
     place, changes = out or old, _read(patch)
-    if changes[: len(MAGIC)] != MAGIC:
+    if not changes.startswith(MAGIC) and not MAGIC.startswith(changes):
         raise FormatError(
             f"{patch} is not a patch of this package, or one of another version of it. Give the "
             "file that `tsn diff` wrote."
         )
-    _written(lambda: place.parent.mkdir(parents=True, exist_ok=True))
-    with lock(place.with_name(".lock"), wait=True):
-        there = _read(place) if place.exists() else None
-        if there is not None and names_result(changes, there):
-            return False
-        if out is not None and there is not None:
-            raise ConflictError(f"{out} exists and is another model; choose another place.")
-        data = _read(old)
-        try:
-            new = apply_patch(data, changes)
-        except ArtifactError as error:
-            if str(error).startswith("the patch"):
-                raise type(error)(f"{patch}: {error}") from None
-            raise type(error)(f"{old}: {error}") from None
-        _written(lambda: atomic_write(place, new, is_only_writer=True))
-        if place.name == FILE_NAME:
-            _describe(place, net)
+    with without_empty(place.parent):
+        _written(lambda: place.parent.mkdir(parents=True, exist_ok=True))
+        with lock(place.with_name(".lock"), wait=True):
+            there = _read(place) if place.exists() else None
+            with _named(old, patch):
+                if there is not None and names_result(changes, there):
+                    return False
+            if out is not None and there is not None:
+                raise ConflictError(f"{out} exists and is another model; choose another place.")
+            data = _read(old)
+            with _named(old, patch):
+                new = apply_patch(data, changes)
+            _written(lambda: atomic_write(place, new, is_only_writer=True))
+            if place.name == FILE_NAME:
+                _describe(place, net)
     return True
+
+
+@contextlib.contextmanager
+def _named(old: Path, patch: Path) -> Iterator[None]:
+    """Errors say which file they are about: the patch, or the one that it is for."""
+    try:
+        yield
+    except ArtifactError as error:
+        is_patch = str(error).startswith("the patch")
+        again = " It is cut or damaged: copy it again." if isinstance(error, DamageError) else ""
+        raise type(error)(f"{patch}: {error}{again}" if is_patch else f"{old}: {error}") from None
 
 
 def _describe(path: Path, net: nn.Module | Architecture | None) -> None:

@@ -128,7 +128,7 @@ class TaskClock:
         each = self._epoch_seconds / self._epochs.epoch
         left = each * (self._epochs.epochs - self._epochs.epoch)
         if self.finish_seconds is None:
-            return f"more than {duration(left)} left"
+            return f"{duration(left)} of epochs left, then compression"
         return f"{duration(left + self.finish_seconds)} left"
 
 

@@ -299,7 +299,10 @@ class Curve:
 def curves(
     title: str, series: Sequence[Curve], labels: tuple[str, str], spans: Sequence[float] = ()
 ) -> Drawing:
-    """Lines over a common axis; `spans` are places where one task ends and the next begins."""
+    """Lines of percentages over a common axis.
+
+    - `spans`: the places where one task ends and the next begins.
+    """
     points = [p for c in series for p in c.points]
     first, last = min(p[0] for p in points), max(p[0] for p in points)
     low, high = padded([p[1] for p in points])
@@ -307,7 +310,7 @@ def curves(
     room = max([12.0, *(text_width(c.label) + 13 for c in named)])
     height = max(224.0, 34.0 + 14 * len(named))
     xs = (first, last if last > first else first + 1)
-    frame = Frame(40, 34, WIDTH - room, height, xs, (max(0.0, low), high))
+    frame = Frame(40, 34, WIDTH - room, height, xs, (max(0.0, low), min(100.0, high)))
     drawing = Drawing(WIDTH, height + 44, title)
     frame.draw_y(drawing, labels[1], 4)
     for place in spans if len(spans) <= MANY else ():
