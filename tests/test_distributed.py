@@ -44,7 +44,7 @@ def test_a_step_has_the_gradients_of_the_whole_batch(case: str, together: Path) 
         largest = max(float(g.abs().max()) for g in alone.values())
         assert largest > 1e-3
         for name, gradient in alone.items():
-            assert float((theirs[name] - gradient).abs().max()) <= 1e-5 * largest, name
+            assert float((theirs[name] - gradient).abs().max()) <= 1e-6 * largest, name
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_killed_process_ends_the_others_and_three_go_on(tmp_path: Path) -> Non
     process = begun(path, sys.executable, processes="2")
     os.kill(child(process, 1), signal.SIGKILL)
     path.with_name("hold").unlink()
-    _, said = process.communicate(timeout=600)  # far less than a process would wait for another
+    _, said = process.communicate(timeout=30)  # it takes two or three
     assert process.returncode == 2
     assert "process 1 of this training was killed by SIGKILL" in said
     assert f"tsn resume {path}" in said and "Traceback" not in said
