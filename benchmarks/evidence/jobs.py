@@ -99,10 +99,11 @@ def equal_kilobytes() -> Iterator[Job]:
     denser = ("tsn.density=0.0258", "routing.parts=[]")  # in as many bytes
     yield from _seeds(table, "tsn-wr-no-routing", _MLP, "tsn-wr", TEST_SEEDS, denser, 220)
     # Sparse signs of a network like ours would be the same runs: no task refers to another here.
-    for width, density, bits in ((24, 1.0, 1), (24, 1.0, 2), (100, 0.03, 2)):
+    for width, density, bits in ((100, 0.03, 2), (24, 1.0, 4)):
         own = (
             f"network.hidden=[{width}, {width}]",
             f"separate.density={density}",
+            "separate.density_exponent=0.2",
             f"separate.bits={bits}",
         )
         label = f"separate-w{width}-d{density:g}-b{bits}"
