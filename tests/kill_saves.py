@@ -1,6 +1,6 @@
 """Kill processes in the middle of saving, and look at what they leave behind.
 
-Run by `test_artifact_atomic.py` in a process of its own, because it forks. First a child is killed
+Run by `test_format_atomic.py` in a process of its own, because it forks. First a child is killed
 before each line that saving executes, then children that save again and again at random instants.
 """
 

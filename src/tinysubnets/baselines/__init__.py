@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from tinysubnets.baselines.lwf import LwF
     from tinysubnets.baselines.masked import WSN, AdaQPackNet, PackNet
     from tinysubnets.baselines.replay import GDumb, Replay
+    from tinysubnets.baselines.separate import SeparateNetworks
     from tinysubnets.baselines.si import SI
     from tinysubnets.method.base import Learner
 
     # Every method is a `Learner`: the type checker compares each class with it.
     _CHECKED: tuple[type[Learner], ...] = (
         Naive, Cumulative, Independent, Replay, GDumb, GEM, AGEM, EWC, SI, LwF, CWRStar,
-        WSN, PackNet, AdaQPackNet,
+        WSN, PackNet, AdaQPackNet, SeparateNetworks,
     )  # fmt: skip

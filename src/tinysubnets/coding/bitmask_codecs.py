@@ -2,7 +2,8 @@
 
 Layout. One tag byte, then the body; the number of places is known from elsewhere. In the tag
 
-    bits 0-2  the codec: 0 raw, 1 byte-Huffman, 2 gap-Huffman, 3 Rice;
+    bits 0-2  the codec: 0 raw, 1 byte-Huffman, 2 gap-Huffman, 3 Rice; 4 to 6 belong to `masks`,
+              7 is free;
     bit 3     1 where the array was inverted before coding, as gap-Huffman and Rice do, and have
               to do, where more than half of it are ones; 0 in other codecs;
     bits 4-7  the shift k of the gaps of gap-Huffman and Rice; 0 in other codecs.
