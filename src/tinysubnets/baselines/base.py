@@ -57,6 +57,7 @@ from tinysubnets.method.base import (
     learn,
 )
 from tinysubnets.method.progress import OnEpoch
+from tinysubnets.method.pruning import PruningSettings
 from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.store import DEFAULT_BATCH
@@ -271,6 +272,7 @@ class DenseLearner:
     scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "class-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = DenseSettings
     settings: DenseSettings
+    pruning: PruningSettings | None = None
     # Whether a learned task can keep its norms: not where all tasks are trained together.
     takes_norms: ClassVar[bool] = True
 

@@ -286,10 +286,10 @@ def _fitting(learner: Learner, given: set[str]) -> list[str]:
     """Assignments that fit few samples and change nothing for others, where nobody chose."""
     from tinysubnets.experiments.recipe import fitting_few_samples
 
-    settings = {"training": learner.training, "pruning": getattr(learner, "pruning", None)}
-    plain = {"training": type(learner.training)()}
-    if settings["pruning"] is not None:
-        plain["pruning"] = type(settings["pruning"])()
+    settings: dict[str, Any] = {"training": learner.training}
+    if learner.pruning is not None:
+        settings["pruning"] = learner.pruning
+    plain = {table: type(values)() for table, values in settings.items()}
     return [
         f"{table}.{key}={value}"
         for table, values in fitting_few_samples().items()
@@ -358,7 +358,7 @@ def _introduce(learner: Learner, task: Task) -> None:
     if not few:
         return
     done = ["the last epoch is kept"] if learner.training.kept_epoch in ("auto", "last") else []
-    pruning = getattr(learner, "pruning", None)
+    pruning = learner.pruning
     if pruning is not None and pruning.min_valid >= FEW_VALID:
         done.append("nothing is post-pruned")
     print(for_terminal(f"note: {few}" + (f": {' and '.join(done)}" if done else "")))

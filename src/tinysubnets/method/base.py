@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from tinysubnets.errors import ArchitectureError, MismatchError, SettingError, TaskError
 from tinysubnets.method.progress import OnEpoch, learning
+from tinysubnets.method.pruning import PruningSettings
 from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
@@ -112,6 +113,11 @@ class Learner(Protocol):
     @property
     def training(self) -> TrainingSettings:
         """How every task is trained."""
+        ...
+
+    @property
+    def pruning(self) -> PruningSettings | None:
+        """How tasks are post-pruned; None where a method does not."""
         ...
 
     @property

@@ -43,7 +43,7 @@ from tinysubnets.method.base import (
 )
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.progress import OnEpoch
-from tinysubnets.method.pruning import PruningStep, result_of
+from tinysubnets.method.pruning import PruningSettings, PruningStep, result_of
 from tinysubnets.model.bank import Bank, Base, BaseSource, base_values, check_base
 from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.routing import RoutingSettings, routing_of
@@ -550,6 +550,7 @@ class MaskedLearner(ABC):
     settings_class: ClassVar[type]
     # Their papers define the first; the others are by routing.
     scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "class-IL", "domain-IL")
+    pruning: PruningSettings | None = None
 
     def __init__(self, core: MaskedCore, settings: Any, recorded: Mapping[str, Any]) -> None:
         self.core, self.settings = core, settings

@@ -58,6 +58,7 @@ class TinySubNets(MaskedLearner):
     name: ClassVar[str] = "tsn"
     settings_class: ClassVar[type] = TSNSettings
     settings: TSNSettings
+    pruning: PruningSettings
 
     def __init__(
         self,
