@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.steps import DenseStep, masked_epoch, trainer_of
-from tinysubnets.commands.processes import environment_of, free_port
+from tinysubnets.commands.processes import environment_of, held_port
 from tinysubnets.training import distributed
 
 
@@ -53,17 +53,17 @@ def processes(network: str, batch: int, steps: int, rounds: int = 5) -> dict[str
 
 def _in_processes(count: int, *arguments: Any) -> dict[str, Any]:
     """What `_measure` finds in the first of so many processes."""
-    port = free_port()
     command = [sys.executable, "-m", "benchmarks.parallel", *map(str, arguments)]
-    started = [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-            env=dict(os.environ) | environment_of(rank, count, port) | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(count)
-    ]
-    out = [process.communicate()[0] for process in started]
+    with held_port() as port:
+        started = [
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                env=dict(os.environ) | environment_of(rank, count, port) | {"OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(count)
+        ]
+        out = [process.communicate()[0] for process in started]
     found: dict[str, Any] = json.loads(out[0])
     return found
 

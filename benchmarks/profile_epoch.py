@@ -24,6 +24,8 @@ def training_of(name: str, assignments: list[str], samples: int, device: torch.d
     """A training by a recipe, three quarters of it done."""
     chosen = recipe.load(name, assignments=assignments)
     network = str(chosen.network["name"])
+    if network not in SHAPES:
+        raise SystemExit(f"network {network!r} is not known here; give one of {', '.join(SHAPES)}.")
     learner = methods.build(
         chosen.method,
         recipe.build_architecture(chosen, (samples, *SHAPES[network]), 0),

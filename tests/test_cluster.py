@@ -21,7 +21,7 @@ import pytest
 
 from run_helpers import numbers, small_options, tsn
 from tinysubnets.cli import main
-from tinysubnets.commands.processes import free_port
+from tinysubnets.commands.processes import held_port
 from tinysubnets.experiments import recipe
 from tinysubnets.experiments.cluster import Assignment, Ended, Going, pack, unpack, work
 from tinysubnets.experiments.recipe import Plan
@@ -124,7 +124,9 @@ def raylet(started: subprocess.Popen[bytes]) -> int:
 @pytest.fixture
 def cluster() -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """The address of a cluster with two machines of one CPU, and the processes of those."""
-    folder, port = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp")), free_port()
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    with held_port() as port:
+        pass  # Ray does not take one that is held
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         head = ("--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false")

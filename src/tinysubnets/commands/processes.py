@@ -99,12 +99,6 @@ def _tell(rank: int, status: int) -> None:
         )
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on at the moment."""
-    with held_port() as port:
-        return port
-
-
 @contextlib.contextmanager
 def held_port() -> Iterator[int]:
     """A port that nobody listens on, and that Linux gives to nobody else before the block ends.
