@@ -29,7 +29,6 @@ from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
 
 LONGER = small_options("training.epochs=110", "data.num_tasks=2")  # some seconds
-SHORTER = small_options("training.epochs=50", "data.num_tasks=2")
 OPTIONS = ("--device", "cpu", "--threads", "1", "--checkpoint-seconds", "0")
 
 
@@ -49,8 +48,12 @@ def assert_same(path: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_not_shared_comes_back_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
-    arguments = ("run", "permuted-digits", "--method", "tsn", "--no-report", *OPTIONS, *SHORTER)
+def test_a_folder_that_is_not_shared_comes_back_and_a_stopped_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Looked at all the time, so that its two hundred epochs are not over before it is stopped.
+    monkeypatch.setattr("tinysubnets.experiments.cluster.POLL_SECONDS", 0.01)
+    arguments = ("run", "permuted-digits", "--method", "tsn", "--no-report", *OPTIONS, *LONGER)
     there = Assignment(tmp_path / "there", arguments, (tmp_path / "token", b"not the same"))
     here, heard = tmp_path / "here", []
 
@@ -68,7 +71,7 @@ def test_a_folder_that_is_not_shared_comes_back_and_a_stopped_run_goes_on(tmp_pa
     unpack(end.archive, here)
     assert not (here / "checkpoint").exists()
     assert not there.folder.exists()  # it was run elsewhere
-    assert_same(here, undisturbed(tmp_path / "alone", 0, SHORTER))
+    assert_same(here, undisturbed(tmp_path / "alone", 0, LONGER))
 
 
 def test_what_is_packed_is_what_is_unpacked(tmp_path: Path) -> None:
