@@ -127,9 +127,7 @@ def over_one_task(network: str, device: torch.device, repeats: int) -> dict[str,
     for _ in range(repeats):
         for name, call in calls.items():
             times[name].append(time_ms(call, device) if device.type == "cuda" else _cpu_ms(call))
-    over = {
-        name: float(np.median(np.divide(found, times["one"]))) for name, found in times.items()
-    }
+    over = {name: float(np.median(np.divide(found, times["one"]))) for name, found in times.items()}
     return {
         "what": f"ten tasks routed over one known, {network}, batch {BATCH}",
         "ratio": min(over["routed"], over.get("stacked", np.inf)),

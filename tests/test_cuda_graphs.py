@@ -93,7 +93,7 @@ def test_a_function_runs_once_before_it_is_captured_and_is_replayed_ever_after(
 def test_evaluations_of_a_training_share_memory(
     pools: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = learner().begin(task()).training
+    training = learner(device="cpu").begin(task()).training
     plain = training.captured(training.validation_counts)
     assert plain == training.validation_counts and not pools  # on a CPU nothing is captured
     monkeypatch.setattr(Training, "can_capture", True)

@@ -22,6 +22,7 @@ from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.norms import folded
 from tinysubnets.nn.topk import top_k_segments
+from tinysubnets.tasks.augment import Augmentation
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.training.evaluate import EvalResult, evaluate, pooled_stats, recalibrate_batchnorm
 from tinysubnets.training.loop import Training
@@ -401,8 +402,8 @@ def test_diverged_training_says_what_to_do_and_leaves_the_learner_alone(bits: in
 
 
 @pytest.mark.parametrize("post_pruning", [False, True])
-def test_evaluation_is_exact_whatever_training_is(post_pruning: bool) -> None:
-    """All but the trials of post-pruning, which are only compared with one another."""
+def test_what_is_kept_is_measured_exactly_whatever_training_is(post_pruning: bool) -> None:
+    """Epochs and trials of post-pruning are only compared with one another."""
     seen = []
 
     class Watching(nn.Module):
@@ -419,10 +420,12 @@ def test_evaluation_is_exact_whatever_training_is(post_pruning: bool) -> None:
     running = trainer(Watching(), epochs=1, precision="tf32", post_pruning=post_pruning)
     seen.clear()
     running.epoch()
+    assert {tuple(how) for training, *how in seen if training} == {(True, True)}
+    assert {tuple(how) for training, *how in seen if not training} == {(True, False)}
+    seen.clear()
     running.finish()
     running.core.store.logits("a", torch.zeros(2, 6))
-    assert {tuple(how) for training, *how in seen if training} == {(True, True)}
-    evaluated = {tuple(how) for training, *how in seen if not training}
+    evaluated = {tuple(how) for _, *how in seen}
     assert evaluated == ({(False, False), (True, False)} if post_pruning else {(False, False)})
 
 
@@ -441,6 +444,9 @@ def test_images_come_channels_last_where_the_network_takes_them(views: bool, las
     inputs = batches.batch(torch.arange(5))[0]
     assert inputs.is_contiguous(memory_format=torch.channels_last) == last
     assert torch.equal(inputs, plain)
+    for fill in ("black", "mean"):
+        changed = batches.batch(torch.arange(5), Augmentation(flip=True, shift=1, fill=fill))[0]
+        assert changed.is_contiguous(memory_format=torch.channels_last) == last
 
 
 def losses(*pairs: tuple[float, float]) -> Any:

@@ -69,30 +69,23 @@ _MLP_OF_PAPER = "best/permuted-mnist-paper-network"
 def equal_kilobytes() -> Iterator[Job]:
     """The frontier on test seeds; `…-alone` is every task by the same recipe without the others."""
     table = "equal-kilobytes-cifar100"
-    for width, density in ((16, 0.02), (8, 0.05), (16, 0.05), (24, 0.02)):
-        label, own = (
-            f"tsn-w{width}-d{density:g}",
-            (f"network.width={width}", f"tsn.density={density}"),
-        )
-        yield from _seeds(table, label, _SMALL, "tsn", TEST_SEEDS, own, 400)
-    alone = ("tsn.reference=none",)
-    yield from _seeds(table, "tsn-w16-alone", _SMALL, "tsn", TEST_SEEDS, alone, 400)
-    for width, density, bits in (
-        (8, 1.0, 2),
-        (8, 0.25, 2),
-        (16, 0.15, 1),
-        (16, 0.3, 2),
-        (16, 1.0, 4),
-    ):
+    ours = ((24, 0.02), (16, 0.02), (32, 0.04), (8, 0.05))
+    points: list[tuple[str, str, tuple[str, ...]]] = [
+        (f"tsn-w{w}-d{d:g}", "tsn", (f"network.width={w}", f"tsn.density={d}")) for w, d in ours
+    ]
+    for width, density, bits in ((16, 0.15, 1), (16, 0.07, 1), (24, 0.15, 1), (8, 1.0, 2)):
         own = (f"network.width={width}", f"separate.density={density}", f"separate.bits={bits}")
-        own += ("separate.scale=he",)
         label = f"separate-w{width}-d{density:g}-b{bits}"
-        yield from _seeds(table, label, _SMALL, "separate", TEST_SEEDS, own, 400)
+        points.append((label, "separate", (*own, "separate.scale=he")))
+    points.append(("tsn-w16-alone", "tsn", ("network.width=16", "tsn.reference=none")))
+    for seed in TEST_SEEDS:  # all points of a seed, then those of the next
+        for label, method, own in points:
+            yield from _seeds(table, label, _SMALL, method, (seed,), own, 30)
     paper_network = "best/split-cifar100-paper-network"
-    yield from _seeds(table, "tsn-alexnet", paper_network, "tsn-wr", TEST_SEEDS, (), 400)
+    yield from _seeds(table, "tsn-alexnet", paper_network, "tsn-wr", TEST_SEEDS, (), 60)
     isolated = ("tsn.isolated=true",)
     yield from _seeds(
-        table, "tsn-alexnet-alone", paper_network, "tsn-wr", TEST_SEEDS[:1], isolated, 400
+        table, "tsn-alexnet-alone", paper_network, "tsn-wr", TEST_SEEDS[:1], isolated, 60
     )
     table = "equal-kilobytes-mnist"
     yield from _seeds(table, "tsn-wr", _MLP, "tsn-wr", TEST_SEEDS, (), 220)

@@ -116,7 +116,8 @@ class DeviceLoader:
         if augmentation is None:
             return self.normalized(raw)
         if augmentation.fill == "mean":  # zeros come in, and zero is the mean once normalized
-            return augment(self.normalized(raw), augmentation, None)
+            changed = augment(self.normalized(raw), augmentation, None)
+            return changed.contiguous(memory_format=self.memory_format)
         return self.normalized(augment(raw, augmentation, None))
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -294,8 +294,12 @@ class Training:
         return EvalResult.of(self._validation(), len(self.valid))
 
     def validation_counts(self) -> Tensor:
-        """What `validate` counts: [correct answers, sum of losses], float64 [2]."""
-        return self.count_correct(self.unwrapped.eval_tensors())
+        """What `validate` counts: [correct answers, sum of losses], float64 [2].
+
+        In the precision of training: epochs are only compared with one another.
+        """
+        tensors = self.unwrapped.eval_tensors()
+        return self.count_correct(tensors, precision=self.settings.precision)
 
     def evaluate(self, tensors: Mapping[str, Tensor], *, recalibrate: bool = True) -> EvalResult:
         """Accuracy and loss on validation data of the network with these tensors.
