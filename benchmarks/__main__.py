@@ -23,10 +23,12 @@ from benchmarks import codebooks, many_tasks, parallel, pruning, routing, runs, 
 Row = dict[str, Any]
 
 
-def rows(device: torch.device, quick: bool, data: str | None = None) -> list[Row]:
-    """All benchmarks that make sense on the device, one row each."""
+def rows(device: torch.device, quick: bool, data: str | None = None, only: str = "") -> list[Row]:
+    """All benchmarks that make sense on the device and have `only` in their names, a row each."""
     console, out = Console(stderr=True), []
     for name, make in _all(device, quick, data).items():
+        if only not in name:
+            continue
         begin = time.perf_counter()
         try:
             row = make()
@@ -100,9 +102,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, noisier numbers")
     parser.add_argument("--data", metavar="DIR", help="local folder of data sets")
+    parser.add_argument("--only", default="", metavar="TEXT", help="those with this in their names")
     options = parser.parse_args()
     device = torch.device(options.device)
-    found = rows(device, options.quick, options.data)
+    found = rows(device, options.quick, options.data, options.only)
     show(found)
     options.out.mkdir(parents=True, exist_ok=True)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
