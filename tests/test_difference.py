@@ -147,6 +147,24 @@ def test_separate_networks_share_nothing(tmp_path: Path) -> None:
     assert again.store.digest("t1") == one.store.digest("t1")
 
 
+@pytest.mark.parametrize(("bits", "density"), [(1, 0.3), (1, 1.0), (2, 1.0), (3, 0.5)])
+def test_values_are_stored_as_they_were_rounded_in_training(bits: int, density: float) -> None:
+    """Codebooks fitted anew to the same values would be others: a quarter off in some layers."""
+    live = SeparateNetworks(
+        Architecture(net()), bits=bits, density=density, device="cpu", training=TRAINING
+    )
+    trainer = live.begin(points(0))
+    while not trainer.finished:
+        trainer.epoch()
+    trainer.finish()
+    trained = trainer.training.unwrapped.eval_tensors()
+    stored = dict(live.store.module("t0").network.named_parameters())
+    for name in ("0.weight", "3.weight"):
+        values = trained[name]
+        assert len(values.unique()) <= 2**bits + (density < 1)
+        assert torch.allclose(stored[name], values, rtol=0, atol=float(values.abs().max()) * 2**-10)
+
+
 def module(density: float, bits: int, reference: torch.Tensor | None = None) -> MagnitudeModule:
     architecture = Architecture(net())
     layout = Layout(architecture.shared)

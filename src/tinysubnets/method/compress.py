@@ -108,9 +108,16 @@ class Compressor:
         return self.layout.count(mask | self.module.owned) / self.layout.num_weights
 
     def encode(self, mask: Tensor, bits: int) -> tuple[CodebookTensor, ...]:
-        """The task's own weights as codes, one codebook per layer or one for all."""
-        own = self.own_weights(mask)
-        return tuple(code(self.free[i:j][own[i:j]], bits) for i, j in self.module.codebook_segments)
+        """The task's own weights as codes, one codebook per layer or one for all.
+
+        By the codebooks that the values were trained with, where there are such, else by new ones.
+        """
+        own, segments = self.own_weights(mask), self.module.codebook_segments
+        trained = self.module.trained_codebooks(bits) or (None,) * len(segments)
+        return tuple(
+            code(self.free[i:j][own[i:j]], bits, centroids=centroids)
+            for (i, j), centroids in zip(segments, trained, strict=True)
+        )
 
     def values(self, mask: Tensor, own: tuple[CodebookTensor, ...] | None) -> Tensor:
         """The flat own values under a mask, decoded or as trained."""

@@ -157,6 +157,12 @@ class MagnitudeModule(TaskModule):
             super().update_codebooks_()
             self.is_quantized.fill_(True)
 
+    def trained_codebooks(self, bits: int) -> tuple[Tensor, ...] | None:
+        """Those of training: another fit to the values that were rounded is another network."""
+        if bits != self.pruning.bits or not bool(self.is_quantized):
+            return None
+        return tuple(centroids.cpu().unique() for centroids in self.centroids)
+
     def _limit_(self, density: float) -> None:
         """Set each tensor's limit so that the mask holds this share of all blocks."""
         whole = (self.reference + self.free.detach()).square()

@@ -221,6 +221,13 @@ class TaskModule(nn.Module):
             near = nearest_centroid(self.free, self.lookup, self.codebook_segments)
             self.free.copy_(torch.where(own, near, self.free))
 
+    def trained_codebooks(self, bits: int) -> tuple[Tensor, ...] | None:
+        """The sorted centroids that are to be stored with codes of so many bits, per codebook.
+
+        None where they are fitted anew to the final values.
+        """
+        return None
+
     @property
     def has_codebooks(self) -> bool:
         """Whether `update_codebooks_` does anything."""
