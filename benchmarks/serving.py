@@ -19,14 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import uvicorn
 
 from benchmarks.many_tasks import tiny_task
 from tinysubnets import networks
 from tinysubnets.commands.serve import listener
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.serving.app import make_app
 from tinysubnets.serving.engine import Models
 
 CLIENTS, ROUNDS = 8, 3
@@ -87,6 +85,10 @@ def _serve(kind: str, folder: str) -> None:
         _make_dense(models, net)
     listening = listener("127.0.0.1", 0)
     print(listening.getsockname()[1], flush=True)
+    import uvicorn  # as FastAPI, an extra that a machine which only trains may lack
+
+    from tinysubnets.serving.app import make_app
+
     config = uvicorn.Config(make_app(models), log_level="warning", access_log=False)
     uvicorn.Server(config).run(sockets=[listening])
 

@@ -15,7 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tinysubnets.experiments.tables import size_text  # noqa: E402
 from tinysubnets.paper.numbers import ACCURACY, CAPACITY  # noqa: E402
 
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
+CURVES = ROOT / "src" / "tinysubnets" / "report" / "separate_networks.json"
 DOCUMENTS = ("README.md", "docs/measured.md", "docs/LOG.md")
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 Tables = Mapping[str, Sequence[Run]]
@@ -41,12 +42,14 @@ class Described:
     - `title`, `note`: over it and below it.
     - `reference`: the label that differences are taken to; none where empty.
     - `has_picture`: whether accuracy against bytes is drawn.
+    - `curves`: names of curves, by the beginning of the labels that they join.
     """
 
     title: str
     note: str = ""
     reference: str = ""
     has_picture: bool = False
+    curves: Mapping[str, str] = field(default_factory=dict)
 
 
 _TEST = "Settings chosen on validation data with development seeds, measured once on test seeds."
@@ -60,7 +63,13 @@ DESCRIBED = {
         True,
     ),
     "equal-kilobytes-cifar100": Described(
-        "Equal kilobytes, split CIFAR-100", _TEST, "tsn-w16-d0.02", True
+        "Equal kilobytes, split CIFAR-100",
+        f"{_TEST} w: the network's width, d: the density (of a task's difference to the "
+        "one before, or of a separate network), b: bits. `tsn-w16-alone` is the same recipe "
+        "without the others: each task learned as the first one is.",
+        "tsn-w16-d0.02",
+        True,
+        {"tsn-w": "ours", "separate-": "separate networks"},
     ),
     "paper-permuted-mnist": Described("The paper's protocol, permuted MNIST", "", "tsn-wr"),
     "paper-split-cifar100": Described("The paper's protocol, split CIFAR-100", "", "tsn-wr"),
@@ -283,9 +292,7 @@ def methods(name: str) -> Callable[[Tables], str]:
         own = before[f"methods-{name}"]
         text = lines_of(own["headings"], own["rows"])
         note = "† One seed, without files; only the dials of EWC, SI and LwF were searched."
-        return (
-            f"<details><summary>{own['summary']} †</summary>\n\n{text}\n\n{note}\n\n</details>"
-        )
+        return f"<details><summary>{own['summary']} †</summary>\n\n{text}\n\n{note}\n\n</details>"
 
     return table
 
@@ -346,8 +353,28 @@ def recipe_table(tables: Tables) -> str:
     return lines_of(("recipe", "runs"), rows)
 
 
+def equal_kilobytes(tables: Tables) -> str:
+    """Ours and separate small networks on CIFAR-100, from the smallest file to the largest."""
+    about = DESCRIBED["equal-kilobytes-cifar100"]
+    groups = published.by_label(tables.get("equal-kilobytes-cifar100", ()))
+    rows = []
+    for label, members in groups.items():
+        if not (curve := curve_of(label, about)):
+            continue
+        size = Spread.of([r.size_bytes or 0 for r in members]).mean
+        accuracy = spread(members, lambda r: 100 * (r.metric("average_accuracy") or 0))
+        own = members[0].setting_of("tsn" if members[0].method == "tsn" else "separate")
+        width = members[0].setting_of("network")["width"]
+        name = f"{curve}, width {width}, {100 * own['density']:g} % of the weights"
+        valid = spread(members, published.valid_accuracy)
+        rows.append((size, (name, str(len(members)), valid, accuracy, size_text(size))))
+    heads = ("small residual networks", "n", "validation %", "accuracy %", "size of all")
+    return lines_of(heads, [row for _, row in sorted(rows)])
+
+
 BLOCKS: dict[str, Callable[[Tables], str]] = {
     "headline": headline,
+    "equal-kilobytes": equal_kilobytes,
     "letter": letter,
     "methods-mnist": methods("mnist"),
     "methods-cifar100": methods("cifar100"),
@@ -383,23 +410,55 @@ def pictures(tables: Tables) -> dict[Path, str]:
         groups = published.by_label(tables.get(name, ()))
         if not about.has_picture or len(groups) < 2:
             continue
-        dots = []
+        dots, names = [], list(about.curves.values())
         for index, (label, runs) in enumerate(groups.items()):
-            color, shape = series(index)
             sizes = Spread.of([r.size_bytes or 0 for r in runs])
             accuracy = Spread.of([r.metric("average_accuracy") or 0 for r in runs])
             note = f"{label}: {accuracy.show(2, 100)} % in {size_text(sizes.mean)}"
-            dots.append(Dot(sizes.mean, accuracy.mean, color, label, shape, size=6.5, note=note))
+            curve = curve_of(label, about)
+            color, shape = series(names.index(curve) if curve else index + len(names))
+            dot = Dot(sizes.mean, accuracy.mean, color, label, shape, size=6.5, note=note)
+            dots.append(replace(dot, curve=curve))
+        for curve in names:  # named once, at its end
+            last = max((d for d in dots if d.curve == curve), key=lambda d: d.x, default=None)
+            dots = [
+                replace(d, label=curve if d is last else "") if d.curve == curve else d
+                for d in dots
+            ]
         drawing = size_scatter(about.title, dots)
         out[IMAGES / f"results-{name}.svg"] = drawing.file_text()
     return out
+
+
+def curve_of(label: str, about: Described) -> str:
+    """The curve that a label is a point of; empty where it stands alone."""
+    own = [name for begin, name in about.curves.items() if label.startswith(begin)]
+    return "" if label.endswith("-alone") or not own else own[0]
+
+
+def separate_networks(tables: Tables) -> str:
+    """What separate small networks reach by scenario, for the pictures of the package's reports."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, runs in tables.items():
+        if not name.startswith("equal-kilobytes"):
+            continue
+        for label, members in published.by_label(runs).items():
+            if members[0].method != "separate":
+                continue
+            size = Spread.of([r.size_bytes or 0 for r in members]).mean
+            accuracy = Spread.of([r.metric("average_accuracy") or 0 for r in members]).mean
+            point = {"label": label, "bytes": round(size), "accuracy": round(accuracy, 4)}
+            found.setdefault(members[0].scenario, []).append(point)
+    ordered = {s: sorted(points, key=lambda p: p["bytes"]) for s, points in sorted(found.items())}
+    return json.dumps(ordered, indent=1) + "\n"
 
 
 def made(results: Path = RESULTS) -> dict[Path, str]:
     """Every document and picture as it should be, by its path."""
     tables = published.read_tables(results)
     documents = {ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
-    return {p: rewritten(t, tables) for p, t in documents.items()} | pictures(tables)
+    texts = {p: rewritten(t, tables) for p, t in documents.items()}
+    return texts | pictures(tables) | {CURVES: separate_networks(tables)}
 
 
 def main() -> int:

@@ -91,3 +91,15 @@ def test_the_core_works_without_the_extras() -> None:
         "    getattr(tinysubnets, name)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_benchmarks_begin_without_the_extras_that_a_machine_for_training_lacks() -> None:
+    code = (
+        "import sys\n"
+        f"for name in {(*EXTRAS, 'ray', 'pydantic', 'timm', 'torchvision')}:\n"
+        "    sys.modules[name] = None\n"
+        "import benchmarks.__main__, benchmarks.pretrained, benchmarks.routing_goals\n"
+    )
+    root = Path(__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

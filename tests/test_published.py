@@ -14,6 +14,7 @@ from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.experiments import published, recipe
 from tinysubnets.experiments.results import read_run
+from tinysubnets.report import figures
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT)]
@@ -44,6 +45,25 @@ def test_tables_follow_their_files(finished: Path, tmp_path: Path) -> None:
     readme = ROOT / "README.md"
     assert texts[0][readme] != texts[1][readme]
     assert "50.00" in texts[0][readme] and "60.00" in texts[1][readme]
+
+
+def test_reports_draw_the_published_runs_of_separate_networks(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = read_run(finished)
+    assert figures.separate_networks([ours]) == []  # not measured on digits
+    monkeypatch.setattr(figures, "files", lambda _: tmp_path)
+    points = [{"label": "w8", "bytes": 900, "accuracy": 0.5}]
+    points += [{"label": "w16", "bytes": 40_000, "accuracy": 0.7}]
+    text = json.dumps({ours.scenario: points})
+    (tmp_path / "separate_networks.json").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(figures, "_is_whole", lambda _: True)
+    figure = figures.beside_separate_networks(ours)
+    assert figure is not None and figure.caption.endswith(figures.LINE_TO_BEAT)
+    drawn = figure.drawing.file_text()
+    assert "separate networks" in drawn and "w16: 70.00 % in 40.0 kB" in drawn
+    monkeypatch.setattr(figures, "_is_whole", lambda _: False)
+    assert figures.beside_separate_networks(ours) is None  # fewer tasks take fewer bytes
 
 
 def test_the_tree_s_results_are_small_and_whole() -> None:
@@ -154,6 +174,8 @@ def test_jobs_are_run_once_and_their_results_kept(
     monkeypatch.setitem(jobs.LISTS, "grid", lambda: iter([good]))
     assert run.main() == 0
     assert "0 of 1 runs to do" in capsys.readouterr().out and path.read_bytes() == first
+    path.unlink()  # as if it had been cut off between its end and this
+    assert run.main() == 0 and path.read_bytes() == first
     monkeypatch.setattr(
         sys, "argv", ["run.py", "unpack", str(bundle), "--results", str(tmp_path / "elsewhere")]
     )

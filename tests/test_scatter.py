@@ -226,3 +226,18 @@ def test_all_methods_in_a_browser(width: int, tmp_path: Path) -> None:
     for picture in pictures:
         assert not picture["outside"] and not picture["touching"], picture
         assert picture["smallest"] >= 8, picture
+
+
+def test_points_of_a_curve_are_joined_from_the_smallest_to_the_largest() -> None:
+    dots = [Dot(x, y, "ink", curve="c") for x, y in ((300, 0.9), (100, 0.7), (200, 0.8))]
+    joined = size_scatter("t", [*dots, Dot(150, 0.6, "warm")]).file_text()
+    lines = [
+        e.get("points", "").split()
+        for e in ElementTree.fromstring(joined).iter()
+        if "points" in e.keys()
+    ]
+    (line,) = (points for points in lines if len(points) == 3)
+    places = [tuple(map(float, point.split(","))) for point in line]
+    assert places == sorted(places) and [y for _, y in places] == sorted(
+        (y for _, y in places), reverse=True
+    )

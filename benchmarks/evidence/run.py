@@ -34,8 +34,13 @@ RESULTS = ROOT / "results"
 FAILURES = "failures.jsonl"
 
 
-def one(job: Job, folder: Path, data: str | None, device: str, threads: int) -> None:
-    """A single run, begun or gone on with; its result is in the folder."""
+def one(
+    job: Job, folder: Path, data: str | None, device: str, threads: int, measures: bool = True
+) -> None:
+    """A single run, begun or gone on with; its result is in the folder.
+
+    - `measures`: whether what a job measures on its model is measured, which takes its time.
+    """
     from tinysubnets.experiments import recipe
     from tinysubnets.experiments.recipe import Plan
     from tinysubnets.experiments.run import Experiment, TaskLearned
@@ -43,13 +48,15 @@ def one(job: Job, folder: Path, data: str | None, device: str, threads: int) -> 
 
     chosen = recipe.load(job.recipe, method=job.method, assignments=job.settings)
     plan = Plan(chosen, job.seed, device, threads, data, checkpoint_seconds=60.0)
-    with RunDir(folder) as run:
-        begun = (folder / "config.toml").exists()
-        experiment = Experiment.resume(run) if begun else Experiment.begin(plan, run)
-        for event in experiment.steps():
-            if isinstance(event, TaskLearned):
-                print(f"{job.key}: {event.report.name} {event.row[event.index]:.4f}", flush=True)
-    if job.measures_model:
+    if not (folder / "result.json").exists():  # else it was cut off after its end
+        with RunDir(folder) as run:
+            begun = (folder / "config.toml").exists()
+            experiment = Experiment.resume(run) if begun else Experiment.begin(plan, run)
+            for event in experiment.steps():
+                if isinstance(event, TaskLearned):
+                    accuracy = event.row[event.index]
+                    print(f"{job.key}: {event.report.name} {accuracy:.4f}", flush=True)
+    if measures and job.measures_model:
         measure(folder, data)
 
 
@@ -119,6 +126,7 @@ class Runner:
         command = [sys.executable, str(Path(__file__).resolve()), "one", json.dumps(job.as_dict())]
         command += ["--folder", str(folder), "--device", o.device, "--threads", str(o.threads)]
         command += ["--data", o.data] if o.data else []
+        command += ["--no-measures"] if o.no_measures else []
         env = {"OMP_NUM_THREADS": str(o.threads)} | dict(os.environ)
         with open(folder.with_suffix(".log"), "ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
@@ -260,6 +268,11 @@ def main() -> int:
             command.add_argument("--data", help="local data sets")
             command.add_argument("--device", default="auto")
             command.add_argument("--threads", type=int, default=1)
+            command.add_argument(
+                "--no-measures",
+                action="store_true",
+                help="no operations, fixed point and latency of models: minutes of a CPU",
+            )
         if name == "choose":
             command.add_argument("data", choices=("cifar100", "mnist"))
         if name == "unpack":
@@ -277,7 +290,7 @@ def main() -> int:
     elif o.command == "one":
         given = json.loads(o.job)
         job = Job(**given | {"settings": tuple(given["settings"])})
-        one(job, o.folder, o.data, o.device, o.threads)
+        one(job, o.folder, o.data, o.device, o.threads, not o.no_measures)
     else:
         # Of each list all rows with one seed first: a table that is cut off has every row.
         listed = [sorted(LISTS[name](), key=lambda j: j.seed) for name in o.lists]

@@ -371,7 +371,10 @@ _SWATCH = 11.0  # the room of the mark before a label
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a scatter: its bytes, its accuracy as a fraction, and how it is shown."""
+    """A point of a scatter: its bytes, its accuracy as a fraction, and how it is shown.
+
+    - `curve`: points with the same one are joined by a line, from the smallest to the largest.
+    """
 
     x: float
     y: float
@@ -381,6 +384,7 @@ class Dot:
     hollow: bool = False
     size: float = 5.5
     note: str = ""
+    curve: str = ""
 
 
 def size_scatter(title: str, dots: Sequence[Dot]) -> Drawing:
@@ -409,8 +413,12 @@ def size_scatter(title: str, dots: Sequence[Dot]) -> Drawing:
     frame.draw_y(drawing, "mean accuracy, %", above=frame.top - HEAD + 8)
     values = log_ticks(*frame.xs) if frame.log_x else ticks(*frame.xs, 4)
     frame.draw_x(drawing, [(v, short_size(v)) for v in values], "bytes, smaller is better")
+    for curve in dict.fromkeys(d.curve for d in dots if d.curve):
+        joined = sorted((d for d in dots if d.curve == curve), key=lambda d: d.x)
+        points = [(frame.x(d.x), frame.y(d.y * 100)) for d in joined]
+        drawing.line(points, joined[0].color, 1.6, stroke_opacity=0.55)
     for left, top, right, bottom in (p.box for p in places):
-        # No grid line strikes through a text.
+        # No line strikes through a text.
         size = (right - left, bottom - top - 2)
         drawing.rect(left, top + 1, *size, "surface", fill_opacity=0.85)
     for dot, place in zip(named, places, strict=True):

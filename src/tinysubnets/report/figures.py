@@ -5,8 +5,10 @@ A new picture is a function here and its name in `of_run`, `of_model` or `of_all
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, TypeVar
 
 import torch
@@ -59,6 +61,7 @@ def of_run(run: Run) -> list[Figure]:
         accuracy_matrix,
         per_task,
         ledger,
+        beside_separate_networks,
         learning_curves,
         task_confusion,
         confidences,
@@ -642,6 +645,11 @@ def _bars(coded: CodebookTensor) -> tuple[list[float], list[float], list[float]]
     return edges.tolist(), (counts / widths).tolist(), centroids.tolist()
 
 
+def beside_separate_networks(run: Run) -> Figure | None:
+    """Accuracy against bytes of one run; None where separate networks were not measured."""
+    return accuracy_against_bytes([run]) if separate_networks([run]) else None
+
+
 # Of several runs
 
 
@@ -661,17 +669,41 @@ def accuracy_against_bytes(runs: Sequence[Run]) -> Figure | None:
         means = f"{accuracy.show(2, 100)} % in {size_text(size.mean)}"
         note = f"{group.method} ({group.recipe}): {means}"
         dots.append(Dot(size.mean, accuracy.mean, color, name, shape, size=6.5, note=note))
-    theirs = references(runs)
-    if not dots or len(dots) + len(theirs) < 2:
+    theirs, rival = references(runs), separate_networks(runs)
+    if not dots or len(dots) + len(theirs) + len(rival) < 2:
         return None  # a single dot says no more than its numbers
     small = " Small dots are single runs, large ones their mean." if len(runs) > len(groups) else ""
     paper = " Hollow marks are the paper's numbers: its capacity counts no heads." if theirs else ""
     return Figure(
         "accuracy-against-bytes",
         "Accuracy against bytes",
-        size_scatter("accuracy against bytes", [*theirs, *dots]),
-        f"Up and to the left is better.{small}{paper}",
+        size_scatter("accuracy against bytes", [*theirs, *rival, *dots]),
+        f"Up and to the left is better.{small}{paper}{LINE_TO_BEAT if rival else ''}",
     )
+
+
+LINE_TO_BEAT = " The line is that of small networks, one for each task, by our codec."
+
+
+def separate_networks(runs: Sequence[Run]) -> list[Dot]:
+    """What separate small networks reach on the scenario, where all runs are of all its tasks.
+
+    None where it was not measured, or where the runs have such networks themselves.
+    """
+    scenarios = {r.scenario for r in runs}
+    if len(scenarios) != 1 or not all(_is_whole(r) for r in runs):
+        return []
+    if any(r.method == "separate" for r in runs):
+        return []
+    text = files("tinysubnets.report").joinpath("separate_networks.json").read_text("utf-8")
+    points = json.loads(text).get(scenarios.pop(), [])
+    dots = []
+    for point in points:
+        size, accuracy = point["bytes"], point["accuracy"]
+        note = f"{point['label']}: {100 * accuracy:.2f} % in {size_text(size)}"
+        label = "separate networks" if point is points[-1] else ""
+        dots.append(Dot(size, accuracy, "soft", label, hollow=True, note=note, curve="separate"))
+    return dots
 
 
 def references(runs: Sequence[Run]) -> list[Dot]:
