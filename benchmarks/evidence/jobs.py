@@ -311,7 +311,21 @@ def unlike_tasks() -> Iterator[Job]:
         yield from _seeds("unlike-tasks", label, recipe, "tsn", (0, 1, 2), (*whole, *changes), 400)
 
 
-# 6. On CPU cores: the grid that separates causes.
+# 6. Longer sequences.
+
+
+def long() -> Iterator[Job]:
+    """A hundred tasks of permuted MNIST; CIFAR-100 in 20 tasks of five classes, or superclasses."""
+    many = ("data.num_tasks=100",)
+    yield Job("long-mnist", "tsn-wr-100-tasks-s0", _MLP, "tsn-wr", 0, many, 2700)
+    for label, own in (
+        ("tsn-20x5", ("data.classes_per_task=5",)),
+        ("tsn-superclasses", ("data.class_order=superclasses",)),
+    ):
+        yield from _seeds("long-cifar100", label, _SMALL, "tsn", (0, 1, 2), own, 40)
+
+
+# 7. On CPU cores: the grid that separates causes.
 
 GRID_SET = (
     "training.epochs=5",
@@ -353,6 +367,7 @@ LISTS: dict[str, Callable[[], Iterator[Job]]] = {
     "blind-transfer": blind_transfer,
     "paper-large": paper_large,
     "unlike-tasks": unlike_tasks,
+    "long": long,
     "choose-mnist": lambda: _choose("mnist"),
     "main-mnist": lambda: _main("mnist"),
     "curves-mnist": lambda: _curves("mnist"),
