@@ -43,6 +43,7 @@ class Described:
     - `reference`: the label that differences are taken to; none where empty.
     - `has_picture`: whether accuracy against bytes is drawn.
     - `curves`: names of curves, by the beginning of the labels that they join.
+    - `is_long`: whether the first run of each label is drawn along its tasks.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Described:
     reference: str = ""
     has_picture: bool = False
     curves: Mapping[str, str] = field(default_factory=dict)
+    is_long: bool = False
 
 
 _TEST = "Settings chosen on validation data with development seeds, measured once on test seeds."
@@ -83,6 +85,12 @@ DESCRIBED = {
     "unlike-tasks": Described(
         "Banks and bit-widths, each switched off, on unlike tasks", "", "all"
     ),
+    "long-mnist": Described(
+        "Permuted MNIST, a hundred tasks",
+        "By `best/permuted-mnist`. Tasks have banks of their own, so that nothing runs out.",
+        is_long=True,
+    ),
+    "long-cifar100": Described("Split CIFAR-100 in twenty tasks", _TEST, is_long=True),
     "grid-mnist": Described(
         "What scores start from × when weights are quantized",
         "Permuted MNIST by `paper/permuted-mnist` and TSN-wr, cut to 5 epochs by a cosine, 20,000 "
@@ -177,6 +185,8 @@ def described_table(name: str, runs: Sequence[Run], *, with_picture: bool = True
     parts = [f"### {about.title}", f"{about.note} {made}".strip(), group_table(runs, about)]
     if with_picture and about.has_picture and len(published.by_label(runs)) > 1:
         parts.insert(2, f"![{about.title}](images/results-{name}.svg){{ width=400 }}")
+    for label in published.by_label(runs) if with_picture and about.is_long else ():
+        parts.insert(2, f"![{label}](images/results-{name}-{label}.svg){{ width=400 }}")
     return "\n\n".join(parts)
 
 
@@ -403,6 +413,7 @@ def rewritten(text: str, tables: Tables) -> str:
 def pictures(tables: Tables) -> dict[Path, str]:
     """Accuracy against bytes of every table that asks for it, as SVG by its path."""
     from tinysubnets.report.charts import Dot, size_scatter
+    from tinysubnets.report.figures import per_task
     from tinysubnets.report.theme import series
 
     out = {}
@@ -427,6 +438,11 @@ def pictures(tables: Tables) -> dict[Path, str]:
             ]
         drawing = size_scatter(about.title, dots)
         out[IMAGES / f"results-{name}.svg"] = drawing.file_text()
+    for name in (n for n, about in DESCRIBED.items() if about.is_long):
+        for label, runs in published.by_label(tables.get(name, ())).items():
+            figure = per_task(runs[0])
+            if figure is not None:
+                out[IMAGES / f"results-{name}-{label}.svg"] = figure.drawing.file_text()
     return out
 
 

@@ -66,6 +66,19 @@ def test_reports_draw_the_published_runs_of_separate_networks(
     assert figures.beside_separate_networks(ours) is None  # fewer tasks take fewer bytes
 
 
+def test_long_runs_are_drawn_along_their_tasks(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = read_run(finished).result
+    for limit in (len(result["tasks"]) + 1, len(result["tasks"])):
+        monkeypatch.setattr(published, "LONG", limit)
+        path = published.publish(result, tmp_path / "long-mnist" / "ours-s3.json", "abc")
+        kept = json.loads(path.read_bytes())["ledger"]
+        assert ("tasks" in kept) == (limit == len(result["tasks"]))
+    drawn = make_results.made(tmp_path)[make_results.IMAGES / "results-long-mnist-ours.svg"]
+    assert "size, kB" in drawn and "weights still free" in drawn
+
+
 def test_the_tree_s_results_are_small_and_whole() -> None:
     files = list((ROOT / "results").rglob("*.json*"))
     assert sum(f.stat().st_size for f in files) < published.MAX_BYTES

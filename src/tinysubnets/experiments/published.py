@@ -71,6 +71,9 @@ def current_commit() -> str | None:
     )
 
 
+LONG = 20  # tasks from which on a published run says what each of them weighs
+
+
 def published(result: Mapping[str, Any], commit: str | None = None) -> dict[str, Any]:
     """What is published of a run's result.
 
@@ -81,6 +84,8 @@ def published(result: Mapping[str, Any], commit: str | None = None) -> dict[str,
     out["tasks"] = [{k: task[k] for k in _OF_TASK if k in task} for task in result["tasks"]]
     ledger = result.get("ledger") or {}
     out["ledger"] = {k: ledger[k] for k in _OF_LEDGER if k in ledger}
+    if len(out["tasks"]) >= LONG and "tasks" in ledger:
+        out["ledger"]["tasks"] = ledger["tasks"]
     out["without_task"] = _without_task(result.get("without_task"))
     decisions = (result.get("divergence") or {}).get("decisions") or {}
     out["banks"] = {name: d.get("bank") for name, d in decisions.items()}

@@ -61,7 +61,7 @@ class Bank:
 
     def owned_share(self) -> float:
         """The share of weights that some task of the bank owns."""
-        return float(self.layout.block_sizes[self.owned].sum()) / self.layout.num_weights
+        return self.layout.count(self.owned) / self.layout.num_weights
 
     def free_per_tensor(self) -> tuple[int, ...]:
         """How many blocks of each tensor are still free."""

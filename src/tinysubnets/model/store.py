@@ -571,8 +571,7 @@ class SubnetStore:
 
     def density(self, task: str) -> float:
         """The share of shared weights that the task's mask keeps."""
-        mask = self.layout.expand(self.subnet(task).mask)
-        return int(torch.count_nonzero(mask)) / self.layout.num_weights
+        return self.layout.count(self.subnet(task).mask) / self.layout.num_weights
 
     def ledger(self) -> Ledger:
         """What the saved model weighs, in bits, line by line and task by task."""

@@ -67,7 +67,7 @@ class Layout:
         """How many weights the chosen blocks hold; `blocks` is a mask, bool [blocks]."""
         if self.is_identity:
             return int(blocks.sum())
-        return int(self.block_sizes.to(blocks.device)[blocks].sum())
+        return int((self.block_sizes.to(blocks.device) * blocks).sum())
 
     def follows_in_kernel(self, positions: np.ndarray) -> np.ndarray:
         """Which of some sorted positions in the flat vector are in the kernel of the one before."""
