@@ -55,6 +55,7 @@ class Described:
 
 
 _TEST = "Settings chosen on validation data with development seeds, measured once on test seeds."
+_ALONE = "Each changed alone in the recipe `whole`, nothing else tuned to it."
 DESCRIBED = {
     "equal-kilobytes-mnist": Described(
         "Equal kilobytes, permuted MNIST",
@@ -84,6 +85,14 @@ DESCRIBED = {
     "blind-transfer": Described("CIFAR-100's recipes unchanged on Tiny-ImageNet, 20 × 10"),
     "unlike-tasks": Described(
         "Banks and bit-widths, each switched off, on unlike tasks", "", "all"
+    ),
+    "ablation-mnist": Described(
+        "What each ingredient is worth, permuted MNIST",
+        f"{_ALONE} `scores`: weights chosen by trained scores, as in the paper, not by size.",
+        "whole",
+    ),
+    "ablation-cifar100": Described(
+        "What each ingredient is worth, split CIFAR-100", _ALONE, "whole"
     ),
     "long-mnist": Described(
         "Permuted MNIST, a hundred tasks",

@@ -325,7 +325,49 @@ def long() -> Iterator[Job]:
         yield from _seeds("long-cifar100", label, _SMALL, "tsn", (0, 1, 2), own, 40)
 
 
-# 7. On CPU cores: the grid that separates causes.
+# 7. What each ingredient of our recipes is worth: taken away, or put another way, alone.
+
+_MNIST_INGREDIENTS: dict[str, tuple[str, ...]] = {
+    "whole": (),
+    "scores": ("tsn.selection=scores",),
+    "two-bits": ("tsn.bits=2",),
+    "four-bits": ("tsn.bits=4",),
+    "unquantized": ("tsn.bits=32",),
+    "equal-densities": ("tsn.density_exponent=0",),
+    "biases": ("network.bias=true",),
+    "paper-widths": ("network.hidden=[100, 100]", "tsn.density=0.03"),
+    "previous-task": ("tsn.reference=previous",),
+    "post-pruning": ("tsn.post_pruning=true",),
+    "float-heads": ("tsn.task_param_bits=32",),
+    "no-routing": ("routing.parts=[]",),
+}
+_CIFAR_INGREDIENTS: dict[str, tuple[str, ...]] = {
+    "whole": (),
+    "no-augmentation": ("training.augmentation.flip=false", "training.augmentation.shift=0"),
+    "black-borders": ("training.augmentation.fill=black",),
+    "weight-decay-5e-4": ("training.weight_decay=5e-4",),
+    "no-nesterov": ("training.nesterov=false", "training.warmup_epochs=0"),
+    "equal-densities": ("tsn.density_exponent=0",),
+    "four-bits": ("tsn.bits=4",),
+    "unquantized": ("tsn.bits=32",),
+    "no-reference": ("tsn.reference=none",),
+    "similar-task": ("tsn.reference=similar",),
+    "first-task-15": ("tsn.first_density=0.15",),
+    "post-pruning": ("tsn.post_pruning=true",),
+    "float-norms-and-heads": ("tsn.task_param_bits=32",),
+    "no-routing": ("routing.parts=[]",),
+}
+
+
+def ablation() -> Iterator[Job]:
+    """Every ingredient alone, on test seeds; validation accuracy is in the same runs."""
+    for label, own in _MNIST_INGREDIENTS.items():
+        yield from _seeds("ablation-mnist", label, _MLP, "tsn-wr", (0, 1), own, 250)
+    for label, own in _CIFAR_INGREDIENTS.items():
+        yield from _seeds("ablation-cifar100", label, _SMALL, "tsn", (0, 1), own, 30)
+
+
+# 8. On CPU cores: the grid that separates causes.
 
 GRID_SET = (
     "training.epochs=5",
@@ -368,6 +410,7 @@ LISTS: dict[str, Callable[[], Iterator[Job]]] = {
     "paper-large": paper_large,
     "unlike-tasks": unlike_tasks,
     "long": long,
+    "ablation": ablation,
     "choose-mnist": lambda: _choose("mnist"),
     "main-mnist": lambda: _main("mnist"),
     "curves-mnist": lambda: _curves("mnist"),
