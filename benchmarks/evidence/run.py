@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,13 @@ def main() -> int:
             command.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence")
             command.add_argument("--bundle", type=Path, help="a file that gets every result too")
             command.add_argument("--minutes", type=float, help="stop after so many")
+            command.add_argument(
+                "--set",
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                help="a setting of all runs that changes no result, as training.engine=compiled",
+            )
             command.add_argument("--commit", help="of a copy of the tree without its history")
             command.add_argument("--dry-run", action="store_true", help="print the runs alone")
         if name in ("run", "one"):
@@ -295,6 +303,7 @@ def main() -> int:
         # Of each list all rows with one seed first: a table that is cut off has every row.
         listed = [sorted(LISTS[name](), key=lambda j: j.seed) for name in o.lists]
         jobs = [job for some in listed for job in some if o.only in job.key]
+        jobs = [replace(job, settings=(*job.settings, *o.set)) for job in jobs]
         if o.dry_run:
             for job in jobs:
                 print(job.key, job.recipe, job.method, *job.settings, f"~{job.seconds} s")
