@@ -26,6 +26,7 @@ from tinysubnets.experiments import published  # noqa: E402
 from tinysubnets.experiments import recipe as recipes  # noqa: E402
 from tinysubnets.experiments.results import Run, Spread, read_run  # noqa: E402
 from tinysubnets.experiments.tables import size_text  # noqa: E402
+from tinysubnets.model.subnet import NO_BANK  # noqa: E402
 from tinysubnets.paper.numbers import ACCURACY, CAPACITY  # noqa: E402
 
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
@@ -59,17 +60,18 @@ _ALONE = "Each changed alone in the recipe `whole`, nothing else tuned to it."
 DESCRIBED = {
     "equal-kilobytes-mnist": Described(
         "Equal kilobytes, permuted MNIST",
-        f"{_TEST} Permuted inputs have nothing in common, and no task of ours refers to another: "
-        "`separate` with our network, density and bits would be the same runs. `tsn-wr-no-routing` "
-        "was added, with a density by bytes alone, after test accuracy of `tsn-wr` had been seen.",
+        f"{_TEST} Except `tsn-wr-no-routing`: it was added, with a density by bytes alone, after "
+        "test accuracy of `tsn-wr` had been seen. Permuted inputs have nothing in common, and no "
+        "task of ours refers to another: `separate` with our network, density and bits would be "
+        "the same runs.",
         "tsn-wr",
         True,
     ),
     "equal-kilobytes-cifar100": Described(
         "Equal kilobytes, split CIFAR-100",
-        f"{_TEST} w: the network's width, d: the density (of a task's difference to the "
-        "one before, or of a separate network), b: bits. `tsn-w16-alone` is the same recipe "
-        "without the others: each task learned as the first one is.",
+        f"{_TEST} Chosen on seven tasks of one development seed. w: the network's width, d: the "
+        "density (of a task's difference to the one before, or of a separate network), b: bits. "
+        "`tsn-w16-alone` is the same recipe without the others: each task learned as the first.",
         "tsn-w16-d0.02",
         True,
         {"tsn-w": "ours", "separate-": "separate networks"},
@@ -177,7 +179,7 @@ def group_table(runs: Sequence[Run], described: Described) -> str:
 def _bits(runs: Sequence[Run]) -> str:
     """The bit-widths of all tasks, and how many banks they are in; empty for dense methods."""
     widths = sorted({t["bits"] for r in runs for t in r.tasks if t.get("bits") is not None})
-    banks = {t["bank"] for r in runs for t in r.tasks if t.get("bank") is not None}
+    banks = {t.get("bank") for r in runs for t in r.tasks} - {None, NO_BANK}
     if not widths:
         return ""
     shown = str(widths[0]) if len(widths) == 1 else f"{widths[0]} to {widths[-1]}"
@@ -368,7 +370,12 @@ def recipe_table(tables: Tables) -> str:
     rows = []
     for name in recipes.names():
         state = before.get(name, "**never run**")
-        rows.append((f"`{name}`", f"{counts[name]} published" if name in counts else state))
+        rows.append(
+            (
+                f"`{name}`",
+                f"{counts[name]} published, with changes or without" if name in counts else state,
+            )
+        )
     return lines_of(("recipe", "runs"), rows)
 
 
@@ -380,15 +387,35 @@ def equal_kilobytes(tables: Tables) -> str:
     for label, members in groups.items():
         if not (curve := curve_of(label, about)):
             continue
-        size = Spread.of([r.size_bytes or 0 for r in members]).mean
+        size = _size(members)
         accuracy = spread(members, lambda r: 100 * (r.metric("average_accuracy") or 0))
         own = members[0].setting_of("tsn" if members[0].method == "tsn" else "separate")
         width = members[0].setting_of("network")["width"]
         name = f"{curve}, width {width}, {100 * own['density']:g} % of the weights"
+        if members[0].method == "tsn":
+            shares = f"{100 * own['first_density']:g} %, then {100 * own['density']:g} %"
+            name = f"{curve}, width {width}, {shares} of the weights"
         valid = spread(members, published.valid_accuracy)
-        rows.append((size, (name, str(len(members)), valid, accuracy, size_text(size))))
-    heads = ("small residual networks", "n", "validation %", "accuracy %", "size of all")
-    return lines_of(heads, [row for _, row in sorted(rows)])
+        rival = _next_larger(size, groups) if members[0].method == "tsn" else None
+        ahead = ""
+        if rival:
+            mine, theirs = published.accuracies(members), published.accuracies(rival)
+            ahead = f"{published.paired_difference(mine, theirs)} ({size_text(_size(rival))})"
+        told = (name, str(len(members)), valid, accuracy, size_text(size), ahead)
+        rows.append((size, told))
+    heads = ("ten tasks", "n", "validation %", "accuracy %", "size of all")
+    rows.sort()
+    return lines_of((*heads, "− the next larger separate ones, 95 %"), [row for _, row in rows])
+
+
+def _size(runs: Sequence[Run]) -> float:
+    return Spread.of([r.size_bytes or 0 for r in runs]).mean
+
+
+def _next_larger(size: float, groups: Mapping[str, Sequence[Run]]) -> Sequence[Run] | None:
+    """The separate networks with the fewest bytes that are not fewer than these."""
+    larger = [g for g in groups.values() if g[0].method == "separate" and _size(g) >= size]
+    return min(larger, key=_size, default=None)
 
 
 BLOCKS: dict[str, Callable[[Tables], str]] = {
@@ -470,7 +497,7 @@ def separate_networks(tables: Tables) -> str:
         for label, members in published.by_label(runs).items():
             if members[0].method != "separate":
                 continue
-            size = Spread.of([r.size_bytes or 0 for r in members]).mean
+            size = _size(members)
             accuracy = Spread.of([r.metric("average_accuracy") or 0 for r in members]).mean
             point = {"label": label, "bytes": round(size), "accuracy": round(accuracy, 4)}
             found.setdefault(members[0].scenario, []).append(point)

@@ -73,7 +73,9 @@ def equal_kilobytes() -> Iterator[Job]:
     points: list[tuple[str, str, tuple[str, ...]]] = [
         (f"tsn-w{w}-d{d:g}", "tsn", (f"network.width={w}", f"tsn.density={d}")) for w, d in ours
     ]
-    for width, density, bits in ((16, 0.15, 1), (16, 0.07, 1), (24, 0.15, 1), (8, 1.0, 2)):
+    rivals = ((16, 0.15, 1), (16, 0.07, 1), (24, 0.15, 1), (8, 0.25, 1))
+    rivals += ((24, 0.07, 1), (32, 0.05, 1), (8, 1.0, 2))
+    for width, density, bits in rivals:
         own = (f"network.width={width}", f"separate.density={density}", f"separate.bits={bits}")
         label = f"separate-w{width}-d{density:g}-b{bits}"
         points.append((label, "separate", (*own, "separate.scale=he")))

@@ -11,6 +11,7 @@ import jinja2
 from tinysubnets import __version__
 from tinysubnets.experiments.metrics import parts_told, where_not_test
 from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
+from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.report import figures, theme
 from tinysubnets.report.charts import size_text
 from tinysubnets.report.drawing import Drawing
@@ -171,7 +172,7 @@ def tiles(group: Group) -> list[dict[str, str]]:
         value, unit = size_text(size.mean).split(" ")
         out.insert(0, _tile("file", value, unit, instead))
     tasks = group.runs[0].tasks
-    banks = len({t["bank"] for t in tasks if t.get("bank") is not None})
+    banks = len({t.get("bank") for t in tasks} - {None, NO_BANK})
     many = f"{banks} bank{'s' if banks != 1 else ''}" if banks else ""
     return [*out, _tile("tasks", str(len(tasks)), "", many)]
 
