@@ -226,7 +226,9 @@ def per_task(run: Run) -> Figure | None:
     above.draw_y(drawing, "accuracy at the end, %", 3)
     for i, value in enumerate(accuracies):
         note = f"{run.tasks[i]['name']}: {value:.2f} %"
-        drawing.mark(above.x(i + 0.5), above.y(value), min(5.5, 120 / count), "accent", note=note)
+        drawing.mark(
+            above.x(i + 0.5), above.y(value), max(2.0, min(5.5, 120 / count)), "accent", note=note
+        )
     below.draw_y(drawing, f"size, {name}", 4)
     half = 0.31 if count <= 12 else 0.4  # of a column's width, from 0 to 1
     for i, part in enumerate(parts):
@@ -242,7 +244,9 @@ def per_task(run: Run) -> Figure | None:
         lowest.draw_y(drawing, "weights still free, %", 2)
         for i, value in free.items():
             note = f"{value:.1f} % of the bank free after {run.tasks[i]['name']}"
-            drawing.mark(lowest.x(i + 0.5), lowest.y(value), min(4.0, 90 / count), "ink", note=note)
+            drawing.mark(
+                lowest.x(i + 0.5), lowest.y(value), max(1.6, min(4.0, 90 / count)), "ink", note=note
+            )
     names = _task_names(run)
     room = (lowest.x(count) - lowest.x(0)) / count / NAME_PIXELS  # characters below a column
     shown = names if max(map(len, names)) < room else [str(i + 1) for i in range(count)]
