@@ -100,7 +100,7 @@ DESCRIBED = {
         "Permuted MNIST, a hundred tasks",
         "By `best/permuted-mnist`, on a CPU core with other work beside. Each task has a bank of "
         "its own, so that nothing runs out. BWT is left out where not all earlier tasks were "
-        "measured after each; all tasks had the same accuracy at the end as when they were learned.",
+        "measured after each; all tasks were as accurate at the end as when they were learned.",
         is_long=True,
     ),
     "long-cifar100": Described("Split CIFAR-100 in twenty tasks", _TEST, is_long=True),
