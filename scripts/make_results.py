@@ -366,7 +366,7 @@ def recipe_table(tables: Tables) -> str:
     """Every recipe of the package: how many runs of it are published, and those that never ran."""
     counts: dict[str, int] = {}
     for name, runs in tables.items():
-        for run in runs if not name.startswith(published.SHORT) else ():
+        for run in runs if not name.startswith(published.ASIDE) else ():
             counts[run.recipe] = counts.get(run.recipe, 0) + 1
     before = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))["recipes"]
     rows = []

@@ -22,7 +22,8 @@ from tinysubnets.files import atomic_write
 
 COMMIT_VARIABLE = "TINYSUBNETS_COMMIT"
 MAX_BYTES = 5_000_000  # of all files together
-SHORT = ("choose-", "grid-")  # tables of runs that are cut short
+# Tables of runs that are cut short, longer, or without an ingredient.
+ASIDE = ("ablation-", "choose-", "grid-", "long-")
 _KEPT = (
     "format", "library", "scenario", "method", "recipe", "seed", "scenario_type", "measured_on",
     "settings", "accuracy_matrix", "matrix", "metrics", "capacity", "free_share", "notes",
@@ -134,9 +135,9 @@ def read_tables(folder: Path) -> dict[str, list[Run]]:
 
 
 def final_runs(folder: Path) -> list[Run]:
-    """The published runs that measure a whole scenario: none of a search, or cut short."""
+    """The published runs that measure a whole scenario as it is: none of the tables `ASIDE`."""
     tables = read_tables(folder)
-    return [r for name, runs in tables.items() if not name.startswith(SHORT) for r in runs]
+    return [r for name, runs in tables.items() if not name.startswith(ASIDE) for r in runs]
 
 
 def read_file(path: Path) -> Run:
