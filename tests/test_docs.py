@@ -107,6 +107,7 @@ def test_the_result_on_the_front_page_is_that_of_the_table() -> None:
         wanted = f"{name} in {float(size):.0f} {unit}"
         assert wanted in told
         assert f"{accuracy:.1f} %" in told.partition(wanted)[2][:70]
+    assert f"instead of {4 * 129_280 / 1000:.0f} kB for one dense network" in told
     # The rival, at its best.
     rows = re.findall(r"\| separate networks, .*\| ([\d.]+) ± \S+ \| ([\d.]+) kB \|", text)
     accuracy, size = max((float(a), float(s)) for a, s in rows)

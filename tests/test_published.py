@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from scipy import stats
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.experiments import published, recipe
-from tinysubnets.experiments.results import read_run
-from tinysubnets.report import figures
+from tinysubnets.experiments.results import grouped, read_run
+from tinysubnets.model.subnet import NO_BANK
+from tinysubnets.report import figures, page
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT)]
@@ -59,11 +61,21 @@ def test_reports_draw_the_published_runs_of_separate_networks(
     (tmp_path / "separate_networks.json").write_text(text, encoding="utf-8")
     monkeypatch.setattr(figures, "_is_whole", lambda _: True)
     figure = figures.beside_separate_networks(ours)
-    assert figure is not None and figure.caption.endswith(figures.LINE_TO_BEAT)
+    assert figure is not None and figure.caption.endswith(figures.SEPARATE)
     drawn = figure.drawing.file_text()
     assert "separate networks" in drawn and "w16: 70.00 % in 40.0 kB" in drawn
+    rival = replace(ours, result=ours.result | {"method": "separate"})
+    assert figures.separate_networks([ours, rival]) == []  # which has such networks itself
     monkeypatch.setattr(figures, "_is_whole", lambda _: False)
     assert figures.beside_separate_networks(ours) is None  # fewer tasks take fewer bytes
+
+
+def test_a_task_without_a_bank_is_none_on_the_page(finished: Path) -> None:
+    ours = read_run(finished)
+    for banks, told in (([0, NO_BANK], "1 bank"), ([0, 1], "2 banks"), ([NO_BANK], "")):
+        tasks = [ours.tasks[0] | {"bank": bank} for bank in banks]
+        (group,) = grouped([replace(ours, result=ours.result | {"tasks": tasks})])
+        assert page.tiles(group)[-1]["detail"] == told
 
 
 def test_long_runs_are_drawn_along_their_tasks(
@@ -77,6 +89,39 @@ def test_long_runs_are_drawn_along_their_tasks(
         assert ("tasks" in kept) == (limit == len(result["tasks"]))
     drawn = make_results.made(tmp_path)[make_results.IMAGES / "results-long-mnist-ours.svg"]
     assert "size, kB" in drawn and "weights still free" in drawn
+
+
+def test_ours_stand_beside_the_next_larger_separate_networks(
+    finished: Path, tmp_path: Path
+) -> None:
+    result = read_run(finished).result
+    network = {"network": {"width": 8}}
+    for label, method, size, accuracy in (
+        ("tsn-w8-d1", "tsn", 100, 0.7),
+        ("separate-w8-d1-b1", "separate", 90, 0.2),
+        ("separate-w16-d1-b1", "separate", 120, 0.6),
+        ("separate-w24-d1-b1", "separate", 300, 0.9),
+    ):
+        own = {method: {"density": 0.5, "first_density": 0.5}}
+        ledger = result["ledger"] | {"file_bytes": size}
+        metrics = {"average_accuracy": accuracy, "backward_transfer": None}
+        changed = {"method": method, "ledger": ledger, "metrics": result["metrics"] | metrics}
+        changed |= {"settings": result["settings"] | network | own}
+        changed |= {"tasks": [t | {"bank": NO_BANK} for t in result["tasks"]]}
+        path = tmp_path / "equal-kilobytes-cifar100" / f"{label}-s3.json"
+        published.publish(result | changed, path, "abc")
+    texts = make_results.made(tmp_path)
+    (ours,) = (t for t in texts[ROOT / "README.md"].splitlines() if t.startswith("| ours, width 8"))
+    assert "| 70.00 | 100 B | +10.00" in ours and ours.endswith("(120 B) |")
+    row = next(
+        t
+        for t in texts[ROOT / "docs" / "measured.md"].splitlines()
+        if t.startswith("| `tsn-w8-d1`")
+    )
+    cells = [c.strip() for c in row.split("|")]
+    assert cells[6] == "" and cells[13].endswith("; 0")  # BWT was not measured; no bank at all
+    curves = json.loads(texts[make_results.CURVES])[result["scenario"]]
+    assert [p["bytes"] for p in curves] == [90, 120, 300]
 
 
 def test_the_tree_s_results_are_small_and_whole() -> None:

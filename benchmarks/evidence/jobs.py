@@ -80,9 +80,8 @@ def equal_kilobytes() -> Iterator[Job]:
         label = f"separate-w{width}-d{density:g}-b{bits}"
         points.append((label, "separate", (*own, "separate.scale=he")))
     points.append(("tsn-w16-alone", "tsn", ("network.width=16", "tsn.reference=none")))
-    for seed in TEST_SEEDS:  # all points of a seed, then those of the next
-        for label, method, own in points:
-            yield from _seeds(table, label, _SMALL, method, (seed,), own, 30)
+    for label, method, own in points:
+        yield from _seeds(table, label, _SMALL, method, TEST_SEEDS, own, 30)
     paper_network = "best/split-cifar100-paper-network"
     yield from _seeds(table, "tsn-alexnet", paper_network, "tsn-wr", TEST_SEEDS, (), 60)
     isolated = ("tsn.isolated=true",)

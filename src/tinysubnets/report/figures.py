@@ -682,17 +682,17 @@ def accuracy_against_bytes(runs: Sequence[Run]) -> Figure | None:
         "accuracy-against-bytes",
         "Accuracy against bytes",
         size_scatter("accuracy against bytes", [*theirs, *rival, *dots]),
-        f"Up and to the left is better.{small}{paper}{LINE_TO_BEAT if rival else ''}",
+        f"Up and to the left is better.{small}{paper}{SEPARATE if rival else ''}",
     )
 
 
-LINE_TO_BEAT = " The line is that of small networks, one for each task, by our codec."
+SEPARATE = " Separate networks are small ones, one for each task, by our codec."
 
 
 def separate_networks(runs: Sequence[Run]) -> list[Dot]:
     """What separate small networks reach on the scenario, where all runs are of all its tasks.
 
-    None where it was not measured, or where the runs have such networks themselves.
+    Nothing where it was not measured, or where the runs have such networks themselves.
     """
     scenarios = {r.scenario for r in runs}
     if len(scenarios) != 1 or not all(_is_whole(r) for r in runs):
@@ -706,7 +706,7 @@ def separate_networks(runs: Sequence[Run]) -> list[Dot]:
         size, accuracy = point["bytes"], point["accuracy"]
         note = f"{point['label']}: {100 * accuracy:.2f} % in {size_text(size)}"
         label = "separate networks" if point is points[-1] else ""
-        dots.append(Dot(size, accuracy, "soft", label, hollow=True, note=note, curve="separate"))
+        dots.append(Dot(size, accuracy, "soft", label, size=4.5, note=note, curve="separate"))
     return dots
 
 
