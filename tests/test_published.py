@@ -254,9 +254,9 @@ def test_the_dial_with_the_best_validation_accuracy_is_chosen(
         changed = result | {"metrics": metrics, "measured_on": ["valid"]}
         published.publish(changed, tmp_path / f"choose-mnist/wsn-{number}.json")
     run.choose("mnist", tmp_path)
-    assert jobs.chosen("mnist") == {"wsn": jobs.DIALS["wsn"][1]}
+    assert jobs.chosen("mnist") == {"wsn": jobs.rows_of("mnist")["wsn"].values[1]}
     main = [j for j in jobs.LISTS["main-mnist"]() if j.name == "wsn-s0"]
-    assert jobs.DIALS["wsn"][1] in main[0].settings
+    assert jobs.rows_of("mnist")["wsn"].values[1] in main[0].settings
     published.publish(result, tmp_path / "choose-mnist" / "si-0.json")
     with pytest.raises(SystemExit, match="measured on test data"):
         run.choose("mnist", tmp_path)

@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.evidence.jobs import CHOSEN, DIALS, LISTS, Job  # noqa: E402
+from benchmarks.evidence.jobs import CHOSEN, LISTS, Job, rows_of  # noqa: E402
 
 RESULTS = ROOT / "results"
 FAILURES = "failures.jsonl"
@@ -200,24 +200,24 @@ class Runner:
 
 
 def choose(data: str, results: Path) -> None:
-    """For every method the value of its dial with the best validation accuracy in the end."""
+    """For every row the value of its dial with the best validation accuracy in the end."""
     table, found = results / f"choose-{data}", {}
-    for method, values in DIALS.items():
+    for label, row in rows_of(data).items():
         scores = {}
-        for number, value in enumerate(values):
-            path = table / f"{method}-{number}.json"
+        for number, value in enumerate(row.values):
+            path = table / f"{label}-{number}.json"
             if path.exists():
                 result = json.loads(path.read_text(encoding="utf-8"))
                 if result["measured_on"] != ["valid"]:
                     raise SystemExit(f"{path} was measured on test data: nothing is chosen by it.")
                 scores[value] = result["metrics"]["average_accuracy"]
         for value, score in scores.items():
-            print(f"{method}: {value}: {100 * score:.2f} % on validation data")
+            print(f"{label}: {value}: {100 * score:.2f} % on validation data")
         if scores:
-            found[method] = max(scores, key=lambda v: scores[v])
+            found[label] = max(scores, key=lambda v: scores[v])
     known = json.loads(CHOSEN.read_text(encoding="utf-8")) if CHOSEN.exists() else {}
     CHOSEN.write_text(json.dumps(known | {data: found}, indent=1) + "\n", encoding="utf-8")
-    print(f"{CHOSEN}: {len(found)} methods")
+    print(f"{CHOSEN}: {len(found)} rows")
 
 
 def unpack(bundle: Path, results: Path) -> None:
