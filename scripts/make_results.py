@@ -309,8 +309,7 @@ def methods(name: str) -> Callable[[Tables], str]:
 
     def table(tables: Tables) -> str:
         if f"main-{name}" in tables:
-            own = described_table(f"main-{name}", tables[f"main-{name}"], with_picture=False)
-            return f"{own}\n\n{costs(name, tables)}"
+            return main_table(name, tables)
         before = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))
         own = before[f"methods-{name}"]
         text = lines_of(own["headings"], own["rows"])
@@ -320,21 +319,83 @@ def methods(name: str) -> Callable[[Tables], str]:
     return table
 
 
+def main_table(name: str, tables: Tables) -> str:
+    """Every method in one row: with the task known, and without its name where that is defined."""
+    about, runs = DESCRIBED[f"main-{name}"], tables[f"main-{name}"]
+    groups = published.by_label(runs)
+    base = groups.get(about.reference, [])
+    rows = []
+    for label, members in groups.items():
+        if label.endswith(("-class-IL", "-domain-IL")):
+            continue
+        ahead = None
+        if label != about.reference:
+            ahead = published.paired_difference(*map(published.accuracies, (members, base)))
+        accuracy = spread(members, lambda r: 100 * (r.metric("average_accuracy") or 0))
+        if ahead and ahead.is_clear and ahead.mean > 0:
+            accuracy = f"**{accuracy}**"
+        rows.append(
+            (
+                label,
+                str(len(members)),
+                accuracy,
+                "" if ahead is None else str(ahead),
+                spread(members, lambda r: _percent(r.metric("backward_transfer"))),
+                *(_unnamed(groups, label, kind) for kind in ("class-IL", "domain-IL")),
+                spread(members, lambda r: (r.size_bytes or 0) / 1000, 1),
+                spread(members, share("file"), 1),
+                _paper(label, members[0].scenario),
+            )
+        )
+    ours = f"− `{about.reference}`, 95 %"
+    heads = ("method", "n", "task known: %", ours, "BWT", "class-IL %", "domain-IL %")
+    text = lines_of((*heads, "kB", "file %", "the paper's"), rows)
+    machines = ", ".join(sorted({str(_environment(r, "device")) for r in runs}))
+    made = f"{about.note} {len(runs)} runs on {machines}, `results/main-{name}/`."
+    summary = f"{about.title} ({len(rows)} methods)"
+    folded = f"<details><summary>What that took</summary>\n\n{costs(name, tables)}\n\n</details>"
+    return f"#### {summary}\n\n{made}\n\n{text}\n\n{folded}"
+
+
+def _paper(label: str, scenario: str) -> str:
+    """What the paper prints of a method: accuracy and capacity, or how it was measured."""
+    accuracy = ACCURACY.get(label, {}).get(scenario)
+    if accuracy is None:
+        return ""
+    size = CAPACITY.get(label, {}).get(scenario)
+    asked = "domain-IL" if scenario == "permuted-mnist" else "class-IL"
+    return f"{accuracy:.2f} {f'({asked})' if size is None else f'at {size:g} %'}"
+
+
+def _unnamed(groups: Mapping[str, Sequence[Run]], label: str, kind: str) -> str:
+    """Accuracy without the task's name: of runs learned so, or of models that find the task."""
+    if own := groups.get(f"{label}-{kind}"):
+        return spread(own, lambda r: 100 * (r.metric("average_accuracy") or 0))
+    return spread(groups[label], lambda r: _percent(r.routed(kind, "average_accuracy")))
+
+
 def costs(name: str, tables: Tables) -> str:
     """What every method of a main table took: trials, runs, failures and minutes."""
     path = RESULTS / "failures.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     failed = [str(json.loads(line)["key"]) for line in lines]
     rows = []
-    for method in dict.fromkeys(r.method for r in tables[f"main-{name}"]):
-        trials = [r for r in tables.get(f"choose-{name}", ()) if r.method == method]
-        runs = [r for r in tables[f"main-{name}"] if r.method == method]
-        seconds = sum(float(r.result.get("seconds") or 0) for r in (*trials, *runs))
-        places = (f"choose-{name}/{method}-", f"main-{name}/{method}-")
-        lost = sum(key.startswith(places) for key in failed)
-        rows.append((method, str(len(trials)), str(len(runs)), str(lost), f"{seconds / 60:.1f}"))
-    text = "Trials on validation data, runs on test seeds, failures, minutes (several at once):"
-    return f"{text}\n\n{lines_of(('method', 'trials', 'runs', 'failed', 'minutes'), rows)}"
+    trials = published.by_label(tables.get(f"choose-{name}", ()))
+    for label, runs in published.by_label(tables[f"main-{name}"]).items():
+        tried = [r for key, found in trials.items() if _is_trial(key, label) for r in found]
+        seconds = sum(float(r.result.get("seconds") or 0) for r in (*tried, *runs))
+        places = re.compile(rf"(choose-{name}/{label}-\d+|main-{name}/{label}-s\d+)")
+        lost = sum(places.fullmatch(key) is not None for key in failed)
+        counts = (str(len(tried) or "–"), str(len(runs)), str(lost))
+        rows.append((label, *counts, f"{seconds / 60:.1f}"))
+    text = "Trials on validation data (–: the value of the row that it is a variant of), runs on "
+    text += "test seeds, failures, minutes (several at once):"
+    return f"{text}\n\n{lines_of(('row', 'trials', 'runs', 'failed', 'minutes'), rows)}"
+
+
+def _is_trial(key: str, label: str) -> bool:
+    """Whether a run of the choosing, `<label>-<number>`, is of this row."""
+    return re.fullmatch(rf"{re.escape(label)}-\d+", key) is not None
 
 
 def letter(tables: Tables) -> str:

@@ -188,11 +188,43 @@ def test_bold_is_only_what_is_clearly_better(finished: Path, tmp_path: Path) -> 
     add("luckier", [0.990, 0.880, 0.950])
     add("worse", [0.700, 0.710, 0.705])
     runs = published.read_tables(tmp_path)["main-mnist"]
-    assert "| tsn-wr | 0 | 12 | 0 |" in make_results.costs("mnist", {"main-mnist": runs})
+    assert "| tsn-wr | – | 3 | 0 |" in make_results.costs("mnist", {"main-mnist": runs})
     lines = make_results.described_table("main-mnist", runs).splitlines()
     rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
     assert [label for label, line in rows.items() if "**" in line] == ["better"]
     assert "−20.00 ± 0.00" in rows["worse"]
+
+
+def test_the_main_table_has_a_row_for_each_method(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+
+    def add(label: str, values: list[float], **changes: object) -> None:
+        for seed, value in enumerate(values):
+            metrics = result["metrics"] | {"average_accuracy": value}
+            changed = result | {"metrics": metrics, "seed": seed} | changes
+            published.publish(changed, tmp_path / "main-mnist" / f"{label}-s{seed}.json")
+
+    dense = {"scenario": "permuted-mnist", "without_task": None}
+    add("tsn-wr", [0.900, 0.910, 0.905], scenario="permuted-mnist")
+    add("naive", [0.600, 0.610, 0.605], **dense)
+    add("naive-domain-IL", [0.400, 0.410, 0.405], **dense)
+    add("separate", [0.950, 0.962, 0.954], **dense)
+    add("separate-small", [0.990, 0.880, 0.950], **dense)
+    for key in ("separate-0", "separate-small-0", "separate-small-1"):
+        published.publish(result, tmp_path / "choose-mnist" / f"{key}.json")
+    text = make_results.methods("mnist")(published.read_tables(tmp_path))
+    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()]
+    rows = {row[0]: row for row in cells if len(row) == 10}
+    assert list(rows) == ["method", "---", "naive", "separate", "separate-small", "tsn-wr"]
+    assert rows["naive"][2:4] == ["60.50 ± 0.50", "−30.00 ± 0.00"]
+    assert rows["naive"][5:7] == ["", "40.50 ± 0.50"]  # learned so
+    routed = 100 * read_run(finished).routed("class-IL", "average_accuracy")
+    assert rows["tsn-wr"][5] == f"{routed:.2f} ± 0.00" and rows["tsn-wr"][3] == ""  # found so
+    assert rows["separate"][2].startswith("**") and "**" not in rows["separate-small"][2]
+    assert rows["naive"][9] == "60.12 (domain-IL)" and rows["tsn-wr"][9] == "96.63 at 22.65 %"
+    trials = {row[0]: row[1:3] for row in cells if len(row) == 5}
+    assert trials["separate"] == ["1", "3"] and trials["separate-small"] == ["2", "3"]
+    assert trials["naive-domain-IL"] == ["–", "3"]
 
 
 @pytest.mark.slow
