@@ -287,6 +287,33 @@ def kernel_store() -> SubnetStore:
     return made
 
 
+def matrix_store() -> SubnetStore:
+    """A store whose masks hold much of some inputs and rows, and little of others."""
+    settings = {"in_features": 120, "hidden": [40, 12], "classes": 3}
+    record = {"network": "mlp", "settings": settings, "head": "fc"}
+    made = SubnetStore(
+        Architecture(networks.build("mlp", **settings), rebuild=record),
+        settings=SETTINGS,
+        seed=SEED,
+    )
+    for number in range(3):
+        rng = np.random.default_rng(5000 + number)
+        masks = []
+        for spec in made.layout.shared:
+            rows, columns = (rng.gamma(0.4, size=n) for n in spec.shape)
+            chances = 0.1 * rows[:, None] * columns / (rows.mean() * columns.mean())
+            masks.append((rng.random(spec.shape) < chances).reshape(-1))
+        mask = torch.from_numpy(np.concatenate(masks))
+        fresh = mask & ~made.banks[0].owned if number == 2 else mask  # the third is of bank 0 too
+        flat = torch.from_numpy(rng.choice([-0.5, 0.25], made.layout.num_weights)).float()
+        own = tuple(code(flat[i:j][fresh[i:j]], 1) for i, j in made.layout.segments)
+        add_task(
+            made, 20 + number, bank=number % 2, packed_mask=PackedMask.of(mask), own=own, bits=1,
+            sample=Sample(torch.float32, (120,)),
+        )  # fmt: skip
+    return made
+
+
 def reference_store() -> SubnetStore:
     """A store whose masks are coded against every kind of reference there is."""
     settings = {"in_features": 64, "hidden": [64, 48], "classes": 3}

@@ -140,7 +140,8 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         bank = banks.setdefault(task.get("bank"), new_bank)
         names = [name for name, _ in shared]
         widths = [kernel(shape) if config["block"] == 1 else 1 for _, shape in shared]
-        start = (task.get("bank"), number, names, counts, widths)
+        rows = [s[0] if n % s[0] == 0 else 1 for n, (_, s) in zip(counts, shared, strict=True)]
+        start = (task.get("bank"), number, names, counts, widths, rows)
         mask = np.zeros(sum(counts), bool)
         if not task.get("empty"):
             mask = read_mask(Bytes(sections["masks", place]), bank, start)
@@ -397,7 +398,7 @@ def key(*parts: int | str) -> int:
 
 
 def first_scores(data: Bytes, place: Any) -> np.ndarray:
-    bank, number, names, counts, _ = place
+    bank, number, names, counts, *_ = place
     seed = int.from_bytes(data.take(8), "little")
     levels = [int.from_bytes(data.take(4), "little") for _ in names]
     out = []
@@ -421,12 +422,54 @@ def read_mask(data: Bytes, bank: dict[str, Any], place: Any) -> np.ndarray:
     counts, widths = place[3], place[4]
     if data.data[0] == 6:
         return by_kernel(Bytes(data.data[1:]), counts, widths) ^ against
-    if data.data[0] != 5:
+    if data.data[0] not in (5, 7):
         return coded_mask(data.data, against)
     data.take(1)
     parts = np.split(against, np.cumsum(counts)[:-1])
-    out = [coded_mask(data.take(data.varint()), part) for part in parts[:-1]]
-    return np.concatenate([*out, coded_mask(data.data, parts[-1])])
+    codes = [data.take(data.varint()) for _ in parts[:-1]]
+    out = []
+    for code, part, rows in zip([*codes, data.data], parts, place[5], strict=True):
+        if code[0] == 7:
+            out.append(part ^ by_matrix(Bytes(code[1:]), rows, len(part) // rows))
+        else:
+            out.append(coded_mask(code, part))
+    return np.concatenate(out)
+
+
+def by_matrix(data: Bytes, rows: int, columns: int) -> np.ndarray:
+    ones = data.varint()
+    out = np.zeros((rows, columns), bool)
+    if not ones:
+        return out.reshape(-1)
+    q, a = data.take(2)
+    stream = iter(data.data + bytes(1 << 16))
+    v, r = int.from_bytes(bytes(next(stream) for _ in range(6)), "big"), 1 << 48
+    for row in range(rows):
+        weights = [q + 16 * int(n) for n in out[:row].sum(0)]
+        sums = [sum(weights[:i]) for i in range(columns + 1)]
+        rho = max(1, a * sums[-1] * rows // ones)
+
+        def limit(i: int, p: int, n: int, sums: list[int] = sums, rho: int = rho) -> int:
+            if i > columns:
+                return 1 << 24
+            u, s = ((rho + sums[p]) << 32) // (rho + sums[i]), 1 << 32
+            for bit in range(16):
+                s = s * u >> 32 if a + n >> bit & 1 else s
+                u = u * u >> 32
+            return (((1 << 32) - s) * ((1 << 24) - 1 - columns + p) >> 32) + i - p
+
+        p = 0
+        while p < columns and out.sum() < ones:
+            t = r >> 24
+            number, n = min(v // t, (1 << 24) - 1), int(out[row].sum())
+            i = next(i for i in range(p, columns + 1) if number < limit(i + 1, p, n))
+            v, r = v - t * limit(i, p, n), t * (limit(i + 1, p, n) - limit(i, p, n))
+            while r <= 1 << 40:
+                v, r = 256 * v + next(stream), 256 * r
+            if i == columns:
+                break
+            out[row, i], p = True, i + 1
+    return out.reshape(-1)
 
 
 def by_kernel(data: Bytes, counts: list[int], widths: list[int]) -> np.ndarray:

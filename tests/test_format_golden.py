@@ -83,6 +83,12 @@ def test_golden_files_hold_masks_by_kernel() -> None:
     assert 6 in codecs
 
 
+def test_golden_files_hold_masks_by_matrix() -> None:
+    store = SubnetStore.load(GOLDEN / "format2-matrices.safetensors")
+    masks = [s.coded_mask for s in store.subnets.values()]
+    assert [m is not None and m.data[0] for m in masks] == [7, 7, 7]
+
+
 def test_golden_files_hold_codes_of_every_kind() -> None:
     found = set()
     for path in GOLDEN.glob("format2-*.safetensors"):

@@ -12,6 +12,8 @@ the reference, or the mask itself where there is no reference. The codec is in b
     5    by segment, tag byte 5, only for two or more segments: the codes 0-4 of the segments, each
          against the same part of the reference; before each but the last its length.
     6    by kernel, tag byte 6, only where a segment has kernels: F as `kernel_codec` codes it.
+    7    by matrix, tag byte 7: as codec 5, also for a single segment, but that a segment's code may
+         be the byte 7 and what `matrix_codec` makes of its part of F; at least one is.
 
 A length is a varint (`byte_io`). A coded mask is never longer than 1 + ceil(places / 8) bytes.
 
@@ -21,8 +23,9 @@ with `score_init = "previous_mask"` it takes 10 % off codecs 0-3, which ends 9 %
 entropy; on random masks of density 0.05 to 0.1 it ends 7 to 15 % below. It decodes at 110 to
 185 MB of packed mask per second; a third to a half of the time goes to finding the ones of the
 reference. Why codec 5: layers flip at different rates; where these differ fivefold it takes 4 %
-off, and next to nothing where they are alike. Why codec 6: see there. Codec 4 is used only where it
-saves 3 %, the others where they save 1.5 %, and codec 6 where most places are in kernels.
+off, and next to nothing where they are alike. Why codecs 6 and 7: see there. Codec 4 is used only
+where it saves 3 %, 5 and 6 where they save 1.5 %, and 6 where most places are in kernels. Codec 7
+is a thousand times slower to decode: it has to save 3 %, and a file may have only so many.
 """
 
 from __future__ import annotations
@@ -43,12 +46,13 @@ from tinysubnets.coding.bitmask_codecs import (
 from tinysubnets.coding.bits import packed_size
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.kernel_codec import MAX_WIDTH, decode_kernels, encode_kernels
+from tinysubnets.coding.matrix_codec import decode_matrix, encode_matrix, is_uneven
 from tinysubnets.errors import DamageError, SettingError
 
 Mask = NDArray[np.bool_]
 
-_DROPPED_ADDED, _BY_SEGMENT, _BY_KERNEL = 4, 5, 6
-# The shares of the bytes that codecs which are slower to decode may leave: codec 4, and 5 and 6.
+_DROPPED_ADDED, _BY_SEGMENT, _BY_KERNEL, BY_MATRIX = 4, 5, 6, 7
+# The shares of the bytes that codecs which are slower to decode may leave: 4 and 7, and 5 and 6.
 _WORTH, _WORTH_PARTS = 0.97, 0.985
 _CHUNK = 1 << 17  # small enough for the cache
 
@@ -66,6 +70,7 @@ def encode_mask(
     reference: Mask | None = None,
     segments: Sequence[int] = (),
     kernels: Sequence[int] = (),
+    columns: Sequence[int] = (),
 ) -> bytes:
     """The smallest code of a mask.
 
@@ -73,29 +78,60 @@ def encode_mask(
     - `reference`: a mask of the same length that the reader will have, None to code without one.
     - `segments`: the lengths of the parts of the mask, one per shared tensor.
     - `kernels`: how many neighbors of each segment are a kernel, 1 where there are none.
+    - `columns`: how many places of each segment are a row of its matrix; without them no segment is
+      coded by matrix.
     """
-    _check_arguments(mask.size, [mask, reference], segments, kernels)
+    _check_arguments(mask.size, [mask, reference], segments, kernels, columns)
     best = _encode_part(mask, reference)
     parts = list(zip(segments, kernels, strict=True)) if kernels else []
     if 2 * sum(length for length, width in parts if width > 1) > mask.size:
         flips = mask if reference is None else mask ^ reference
         by_kernel = bytes([_BY_KERNEL]) + encode_kernels(flips, parts)
         best = by_kernel if len(by_kernel) < _WORTH_PARTS * len(best) else best
-    if len(segments) > 1:
-        by_segment = _encode_segments(mask, reference, segments)
+    codes = [_encode_part(m, r) for m, r in _parts(mask, reference, segments)]
+    if len(codes) > 1:
+        by_segment = _joined(_BY_SEGMENT, codes)
         best = by_segment if len(by_segment) < _WORTH_PARTS * len(best) else best
+    if columns:
+        matrices = [
+            _encode_matrix(m if r is None else m ^ r, width, code)
+            for (m, r), width, code in zip(
+                _parts(mask, reference, segments), columns, codes, strict=True
+            )
+        ]
+        by_matrix = _joined(BY_MATRIX, matrices)
+        if matrices != codes and len(by_matrix) < _WORTH * len(best):
+            best = by_matrix
     return best
 
 
-def _encode_segments(mask: Mask, reference: Mask | None, segments: Sequence[int]) -> bytes:
-    split, start = Writer(), 0
-    split.byte(_BY_SEGMENT)
-    for number, length in enumerate(segments):
-        part = slice(start, start + length)
-        code = _encode_part(mask[part], None if reference is None else reference[part])
-        split.raw(code) if number == len(segments) - 1 else split.block(code)
-        start += length
-    return split.bytes()
+def _parts(
+    mask: Mask, reference: Mask | None, segments: Sequence[int]
+) -> list[tuple[Mask, Mask | None]]:
+    """The segments of a mask, each with its part of the reference."""
+    stops = np.cumsum(segments).tolist()
+    pieces = [slice(stop - length, stop) for stop, length in zip(stops, segments, strict=True)]
+    return [(mask[p], None if reference is None else reference[p]) for p in pieces]
+
+
+def _joined(tag: int, codes: Sequence[bytes]) -> bytes:
+    """The codes of all segments behind a tag, before each but the last its length."""
+    out = Writer()
+    out.byte(tag)
+    for code in codes[:-1]:
+        out.block(code)
+    out.raw(codes[-1])
+    return out.bytes()
+
+
+def _encode_matrix(flips: Mask, columns: int, code: bytes) -> bytes:
+    """A segment by matrix where that is worth it, else the code that it has already."""
+    rows, places = flips.size // columns, np.flatnonzero(flips)
+    if not is_uneven(rows, columns, places):
+        return code
+    found = encode_matrix(places, rows, columns)
+    worth = found is not None and 1 + len(found) < _WORTH * len(code)
+    return bytes([BY_MATRIX]) + found if found is not None and worth else code
 
 
 def decode_mask(
@@ -104,27 +140,38 @@ def decode_mask(
     reference: Mask | None = None,
     segments: Sequence[int] = (),
     kernels: Sequence[int] = (),
+    columns: Sequence[int] = (),
 ) -> Mask:
     """The mask of `count` places that `encode_mask` coded against `reference`."""
-    _check_arguments(count, [reference], segments, kernels)
+    _check_arguments(count, [reference], segments, kernels, columns)
     if len(data) > 1 + packed_size(count):
         raise DamageError(f"{len(data)} bytes of mask; {count} places take at most a bit each.")
     if data[:1] == bytes([_BY_KERNEL]) and any(width > 1 for width in kernels):
         parts = list(zip(segments, kernels, strict=True))
         flips = decode_kernels(Reader(data[1:], "a mask by kernel"), parts)
         return flips if reference is None else flips ^ reference
-    if data[:1] != bytes([_BY_SEGMENT]):
+    by_matrix = data[:1] == bytes([BY_MATRIX]) and bool(columns)
+    if data[:1] != bytes([_BY_SEGMENT]) and not by_matrix:
         return _decode_part(data, count, reference)
-    if len(segments) < 2:
+    if len(segments) < 2 and not by_matrix:
         raise DamageError("a mask is coded by segment, but there are not two segments.")
-    mask, start = np.empty(count, np.bool_), 0
+    mask, start, matrices = np.empty(count, np.bool_), 0, 0
     reader = Reader(data, "a mask by segment")
     reader.byte()
     for number, length in enumerate(segments):
         part = slice(start, start + length)
         code = reader.rest() if number == len(segments) - 1 else reader.block()
-        mask[part] = _decode_part(code, length, None if reference is None else reference[part])
+        against = None if reference is None else reference[part]
+        if by_matrix and code[:1] == bytes([BY_MATRIX]):
+            matrices += 1
+            flips = np.zeros(length, np.bool_)
+            flips[decode_matrix(code[1:], length // columns[number], columns[number])] = True
+            mask[part] = flips if against is None else flips ^ against
+        else:
+            mask[part] = _decode_part(code, length, against)
         start += length
+    if by_matrix and not matrices:
+        raise reader.damage("no segment is coded by matrix.")
     return mask
 
 
@@ -201,7 +248,11 @@ def _find_ones(piece: Mask, count: int, buffer: Mask) -> NDArray[np.int64]:
 
 
 def _check_arguments(
-    count: int, masks: Sequence[Mask | None], segments: Sequence[int], kernels: Sequence[int]
+    count: int,
+    masks: Sequence[Mask | None],
+    segments: Sequence[int],
+    kernels: Sequence[int],
+    columns: Sequence[int],
 ) -> None:
     for mask in masks:
         if mask is not None and (mask.dtype != np.bool_ or mask.shape != (count,)):
@@ -210,13 +261,12 @@ def _check_arguments(
             )
     if segments and sum(segments) != count:
         raise SettingError(f"the segments hold {sum(segments)} places; the mask has {count}.")
-    if kernels and (
-        len(kernels) != len(segments)
-        or not all(
-            1 <= k <= MAX_WIDTH and n % k == 0 for n, k in zip(segments, kernels, strict=True)
-        )
-    ):
-        raise SettingError(
-            f"kernels of {list(kernels)} places for segments of {list(segments)}; each needs a "
-            f"width of 1 to {MAX_WIDTH} that divides it."
-        )
+    for what, widths, most in (("kernels", kernels, MAX_WIDTH), ("rows", columns, count)):
+        if widths and (
+            len(widths) != len(segments)
+            or not all(1 <= k <= most and n % k == 0 for n, k in zip(segments, widths, strict=True))
+        ):
+            raise SettingError(
+                f"{what} of {list(widths)} places for segments of {list(segments)}; each needs a "
+                f"width of 1 to {most} that divides it."
+            )

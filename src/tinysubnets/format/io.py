@@ -59,7 +59,13 @@ from tinysubnets.format.sections import (
     write_tensors,
 )
 from tinysubnets.model.bank import Bank, Base
-from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, read_mask
+from tinysubnets.model.mask_references import (
+    MAX_BY_MATRIX,
+    MAX_SCORE_REFERENCES,
+    MaskContext,
+    is_by_matrix,
+    read_mask,
+)
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.subnet import (
     BASE,
@@ -410,6 +416,7 @@ class _Walk:
         self.banks: dict[int, _GrowingBank] = {}
         self.subnets: dict[str, Subnet] = {}
         self.nameless: dict[int, Subnet] = {}
+        self.num_by_matrix = 0
         self._names = {t.number: t.name for t in manifest.tasks if t.name}
         # Task-specific parameters by number, which those of later tasks may be coded against.
         self._task_params: dict[int, dict[str, CodebookTensor]] = {}
@@ -474,6 +481,9 @@ class _Walk:
         bank.num_score_references += coded.reference in (SCORES, FREE_SCORES)
         if bank.num_score_references > MAX_SCORE_REFERENCES:
             raise data.damage(f"more than {MAX_SCORE_REFERENCES} masks refer to scores.")
+        self.num_by_matrix += is_by_matrix(coded)
+        if self.num_by_matrix > MAX_BY_MATRIX:
+            raise data.damage(f"more than {MAX_BY_MATRIX} masks are coded by matrix.")
         if entry.bank == NO_BANK and bank.num_score_references:
             raise data.damage("a mask of no bank refers to scores.")
         context = MaskContext(

@@ -15,7 +15,7 @@ import numpy as np
 
 from tinysubnets import seeds
 from tinysubnets.coding.bits import count_ones, pack_mask, unpack_mask
-from tinysubnets.coding.masks import decode_mask, encode_mask, entropy_bits
+from tinysubnets.coding.masks import BY_MATRIX, decode_mask, encode_mask, entropy_bits
 from tinysubnets.errors import DamageError
 from tinysubnets.model.subnet import (
     FIRST_MEMBER,
@@ -28,6 +28,7 @@ from tinysubnets.model.subnet import (
 from tinysubnets.nn.layout import Layout
 
 MAX_SCORE_REFERENCES = 3  # per bank: each costs the reader a pass over all scores
+MAX_BY_MATRIX = 64  # per model: each may cost the reader a tenth of a second
 MAX_MAGNITUDE = 1 << 24
 _CHUNK = 1 << 15  # 64-bit words that stay in the cache
 MAX_RANKED_MEMBERS = 32  # earlier masks of the bank that a mask is compared with in full
@@ -59,6 +60,12 @@ class MaskContext:
         """How many neighboring blocks of each tensor are a kernel; 1 where a block is one."""
         return [1 if self.layout.block > 1 else width for width in self.layout.kernels]
 
+    def columns(self) -> list[int]:
+        """How many blocks of each tensor are a row: those of one output."""
+        outputs = [max(spec.shape[0], 1) for spec in self.layout.shared]
+        pairs = zip(self.segments(), outputs, strict=True)
+        return [num // rows if num % rows == 0 else num for num, rows in pairs]
+
     def magnitudes(self, seed: int, tensor: int) -> np.ndarray:
         """How large the first scores of a tensor's blocks are, as multiples of 2^-24."""
         name, count = self.layout.shared[tensor].name, self.layout.blocks[tensor].num
@@ -72,12 +79,20 @@ class MaskContext:
         return np.abs(out, out=out)
 
 
-def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> CodedMask:
+def is_by_matrix(coded: CodedMask) -> bool:
+    """Whether a mask is coded by matrix, of which a model may have `MAX_BY_MATRIX`."""
+    return coded.data[:1] == bytes([BY_MATRIX])
+
+
+def code_mask(
+    mask: np.ndarray, context: MaskContext, seed: int | None, by_matrix: bool = False
+) -> CodedMask:
     """The mask coded against the cheapest reference, or against none.
 
     - `mask`: flat booleans, one per block.
     - `context`: where the mask stands, which says what there is to refer to.
     - `seed`: that of the task's first scores, which are a reference then; None without them.
+    - `by_matrix`: whether it may be coded by matrix, which is small and slow.
     """
     packed = pack_mask(mask)
     candidates: dict[int, np.ndarray | None] = {NO_REFERENCE: None}
@@ -94,7 +109,7 @@ def code_mask(mask: np.ndarray, context: MaskContext, seed: int | None) -> Coded
             candidates[FREE_SCORES] = likely & ~context.owned
     # An estimate is near the true cost; only the most promising are worth encoding.
     ranked = sorted(candidates, key=lambda k: _estimate_bits(packed, candidates[k], len(mask)))
-    parts = context.segments(), context.kernels()
+    parts = context.segments(), context.kernels(), context.columns() if by_matrix else ()
     codes = {NO_REFERENCE: encode_mask(mask, None, *parts)}
     for kind in ranked[:_ENCODED]:
         reference = candidates[kind]
@@ -135,7 +150,7 @@ def _estimate_bits(mask: np.ndarray, reference: np.ndarray | None, count: int) -
 def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:
     """The mask that was coded at this place."""
     count = context.layout.num_blocks
-    parts = context.segments(), context.kernels()
+    parts = context.segments(), context.kernels(), context.columns()
     return decode_mask(coded.data, count, _reference(coded, context), *parts)
 
 

@@ -18,7 +18,13 @@ from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.model.bank import Bank, Base, BaseSource
 from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
-from tinysubnets.model.mask_references import MAX_SCORE_REFERENCES, MaskContext, code_mask
+from tinysubnets.model.mask_references import (
+    MAX_BY_MATRIX,
+    MAX_SCORE_REFERENCES,
+    MaskContext,
+    code_mask,
+    is_by_matrix,
+)
 from tinysubnets.model.removal import Removal, remove_, union
 from tinysubnets.model.routing import Prediction, Record, Routing, route
 from tinysubnets.model.routing import predict as predict_routed
@@ -193,7 +199,13 @@ class SubnetStore:
             owned,
         )
         scored = bool(subnet.name) and subnet.bank != NO_BANK
-        return code_mask(subnet.mask.numpy(), context, seed if scored else None)
+        others = self.entries()
+        used = {s.number for s in others if s.coded_mask and is_by_matrix(s.coded_mask)}
+        # Isolated tasks count however they are coded: nothing of their data enters later tasks.
+        count = len(used | {s.number for s in others if s.isolated})
+        is_new = subnet.number == self.next_number
+        by_matrix = count < MAX_BY_MATRIX if is_new else subnet.number in used
+        return code_mask(subnet.mask.numpy(), context, seed if scored else None, by_matrix)
 
     def keep_routing_(self, task: str, vectors: Mapping[str, Tensor]) -> None:
         """Keep with a task that was just learned what recognizes its inputs; once and for all."""
