@@ -24,7 +24,7 @@ from tinysubnets.method.pruning import (
 from tinysubnets.model.subnet import CodebookTensor, code, constant, rounded
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
-from tinysubnets.nn.norms import folded
+from tinysubnets.nn.norms import folded, with_folded_biases
 from tinysubnets.tasks.rotations import ROTATIONS, joined
 from tinysubnets.training.evaluate import (
     EVAL_BATCH,
@@ -253,6 +253,9 @@ class Compressor:
         else:
             tensors = recalibrate_batchnorm(architecture, tensors, training.train, None)
             tensors = folded(architecture, tensors)
+            some, _ = next(iter(training.valid.chunks(16, 16)))
+            with arithmetic("float32", deterministic=True):
+                tensors = with_folded_biases(architecture, tensors, some)
 
         stored, added = self.stored(named, tensors), set(self.base or ())
         levels = levels if settings.bits == "auto" else (int(settings.bits),)

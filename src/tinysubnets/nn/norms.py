@@ -2,17 +2,20 @@
 
 In evaluation a normalization layer computes (x − mean) / √(var + ε) · weight + bias. Folded, its
 mean is 0 and its variance 1 − ε, so that weight and bias alone say the same, and two of its four
-vectors are constants, which a file does not hold.
+vectors are constants, which a file does not hold. A bias of the layer before it goes into its shift
+as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from tinysubnets.nn.architecture import Architecture
 
@@ -58,6 +61,55 @@ def folded(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[st
         out[norm.of("running_mean")] = torch.zeros_like(out[norm.of("running_mean")])
         out[norm.of("running_var")] = torch.full_like(out[norm.of("running_var")], 1 - norm.eps)
     return out
+
+
+@torch.no_grad()
+def with_folded_biases(
+    architecture: Architecture, tensors: Mapping[str, Tensor], inputs: Tensor
+) -> dict[str, Tensor]:
+    """The tensors with zeros for biases that only a norm sees, which are in its shift then.
+
+    - `tensors`: with folded norms.
+    - `inputs`: some normalized inputs [batch, ...]. Where the network answers them differently
+      afterwards, say because a norm counts its channels along another axis, all stays as it was.
+    """
+    out, own = dict(tensors), {s.name for s in architecture.task_params}
+    before = _layers_before(architecture.code("eval"))
+    for norm in foldable(architecture):
+        bias = f"{before.get(norm.name)}.bias"
+        shift = norm.of("bias")
+        if norm.name in before and bias in own and tensors[bias].shape == tensors[shift].shape:
+            out[shift] = tensors[shift] + tensors[norm.of("weight")] * tensors[bias]
+            out[bias] = torch.zeros_like(tensors[bias])
+    logits, others = architecture(tensors, inputs), architecture(out, inputs)
+    near = 1e-4 * float(logits.abs().max())
+    return out if torch.allclose(logits, others, rtol=0, atol=near) else dict(tensors)
+
+
+_BEFORE: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
+
+
+def _layers_before(code: nn.Module) -> dict[str, str]:
+    """By the name of each norm, that of the layer whose outputs it alone sees."""
+    if code not in _BEFORE:
+        _BEFORE[code] = {}
+        try:
+            graph = fx.Tracer().trace(code)
+        except Exception:  # whatever a network does that cannot be traced: nothing is known of it
+            return _BEFORE[code]
+        called = [str(n.target) for n in graph.nodes if n.op == "call_module"]
+        for node in (n for n in graph.nodes if n.op == "call_module"):
+            source = node.args[0] if node.args else None
+            if (
+                isinstance(code.get_submodule(str(node.target)), _NormBase)
+                and isinstance(source, fx.Node)
+                and source.op == "call_module"
+                and isinstance(code.get_submodule(str(source.target)), (_ConvNd, nn.Linear))
+                and list(source.users) == [node]
+                and called.count(str(source.target)) == called.count(str(node.target)) == 1
+            ):
+                _BEFORE[code][str(node.target)] = str(source.target)
+    return _BEFORE[code]
 
 
 @torch.no_grad()
