@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tiny_runs import make_run
 from tinysubnets import paper
 from tinysubnets.errors import SettingError
-from tinysubnets.experiments import published
+from tinysubnets.experiments import published, recipe
 from tinysubnets.experiments.results import read_run
 from tinysubnets.paper import measured_tables, numbers
 from tinysubnets.paper.measures import Measured
@@ -24,7 +26,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         path = make_run(folder / f"seed-{seed}", "tsn-wr", seed, "tsn.bits=4")
         result = json.loads((path / "result.json").read_text(encoding="utf-8"))
-        result["scenario"] = "permuted-mnist"
+        result |= {"scenario": "permuted-mnist", "recipe": "defaults"}  # none to differ from
         (path / "result.json").write_text(json.dumps(result), encoding="utf-8")
     return folder
 
@@ -48,9 +50,14 @@ def test_without_runs_everything_is_not_run(
 ) -> None:
     monkeypatch.setattr(published, "results_folder", lambda: None)
     text = paper.show(name, form=form)
-    if name in ("imagenet100", "matrix-imagenet100"):
-        assert "no data: ImageNet-100" in text and NOT_RUN not in text
+    missing = {"five-datasets": "SVHN", "imagenet100": "ImageNet-100"}.get(
+        name.removeprefix("matrix-")
+    )
+    if missing:
+        assert f"no data: {missing}" in text and NOT_RUN not in text
     else:
+        scenarios = [r for r in paper.table(name).rows if r[0] in ("5 datasets", "Imagenet100")]
+        assert all(NOT_RUN not in row for row in scenarios)
         assert (NOT_RUN in text) == (name != "case-study")
 
 
@@ -60,7 +67,8 @@ def test_published_runs_are_shown_by_default(
 ) -> None:
     for seed in (0, 1):
         result = read_run(runs / f"seed-{seed}").result
-        for table in ("main-mnist", "grid-mnist"):  # of runs that are cut short none is shown
+        # Of runs that are cut short none is shown; those of the main table are by other settings.
+        for table in ("paper-permuted-mnist", "main-mnist", "grid-mnist", "spread-mnist"):
             published.publish(result, tmp_path / table / f"ours-s{seed}.json", "abc")
     monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
     by_default = row_of(paper.table("accuracy"), "p-MNIST", "TSN-wr")
@@ -89,6 +97,128 @@ def test_what_was_measured_on_a_model_is_published_without_it(
             macs = sum(c.effective_macs for c in measured.operations()) / 3
             assert float(operations[4]) == pytest.approx(64 * macs / 1e6, abs=0.006)
             assert fixed[3] == f"{100 * measured.fixed_point(8):.2f} (1)"
+
+
+def shipped(result: dict[str, Any], name: str, method: str, *settings: str) -> dict[str, Any]:
+    """A result as if it were by a recipe of the package, with some settings changed."""
+    chosen = recipe.load(name, method=method, assignments=settings)
+    own = {"scenario": chosen.scenario, "method": method, "recipe": name}
+    return result | own | {"settings": json.loads(json.dumps(chosen.as_dict()))}
+
+
+def test_published_runs_beside_the_paper_are_by_recipes_as_they_are(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = read_run(runs / "seed-0").result
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+
+    def add(place: str, *given: str) -> None:
+        changed = shipped(result, *given)
+        own = changed["settings"].get(changed["method"], {})
+        changed["scenario_type"] = own.get("scenario_type", "task-IL")
+        published.publish(changed, tmp_path / f"{place}-s0.json", "abc")
+
+    best, letter = "best/split-cifar100", "paper/split-cifar100"
+    network = "best/split-cifar100-paper-network"
+    add("equal-kilobytes-cifar100/tsn-w24-d0.02", best, "tsn")
+    add("equal-kilobytes-cifar100/tsn-w16-d0.02", best, "tsn", "network.width=16")
+    add("equal-kilobytes-cifar100/tsn-w24-alone", best, "tsn", "tsn.reference=none")
+    add("paper-split-cifar100/tsn", letter, "tsn", "training.precision=tf32")
+    add("paper-split-cifar100/tsn-commit", letter, "tsn", "tsn.layer_loss=commit")
+    add("paper-bits/split-cifar100-5", letter, "tsn", "tsn.bits=5", "training.precision=tf32")
+    add("spread-cifar100/tsn", best, "tsn")
+    add("main-cifar100/tsn", network, "tsn")
+    add("main-cifar100/wsn", network, "wsn", "wsn.density=0.2")
+    add("main-cifar100/wsn-same-codec", network, "wsn", "wsn.density=0.2", "wsn.bits=4")
+    add("main-cifar100/naive", network, "naive")
+    add("main-cifar100/naive-class-IL", network, "naive", "naive.scenario_type=class-IL")
+    add("main-cifar100/naive-own-norms", network, "naive", "naive.norms=per_task")
+    table = paper.table("accuracy")
+    found = [r for r in table.rows if r[0] == "s-CIFAR100" and r[-1]]
+    assert [(r[1], r[6]) for r in found] == [
+        ("Naive", "class-IL"),
+        ("Naive", "task-IL"),
+        ("WSN", "task-IL"),
+        ("TSN", "task-IL"),
+        ("TSN", "task-IL"),
+    ]
+    recipes = [r[-1] for r in found if r[1] == "TSN"]
+    assert recipes == [f"{letter} with training.precision=tf32", best]  # the paper's own first
+    bits = {r[1]: r[3] for r in paper.table("bits").rows if r[0] == "s-CIFAR100"}
+    assert bits["5 bits, TSN"] != NOT_RUN and bits["4 bits, TSN"] != NOT_RUN
+    assert bits["3 bits"] == NOT_RUN
+
+
+def test_data_that_stand_in_for_others_are_marked(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = read_run(runs / "seed-0").result
+    others = 'data.datasets=["mnist", "emnist-letters", "fashion-mnist", "cifar10", "notmnist"]'
+    changed = shipped(result, "paper/five-datasets", "tsn-wr", others)
+    published.publish(changed, tmp_path / "paper-five-datasets" / "tsn-wr-s0.json", "abc")
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+    table = paper.table("capacity")
+    assert row_of(table, "5 datasets", "TSN-wr")[-1].endswith("STAND-INS: emnist-letters for svhn")
+    assert row_of(table, "5 datasets", "TSN")[3] == "no data: SVHN"
+
+
+def test_published_matrices_leave_out_what_means_nothing(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells above the diagonal of tasks with other classes, which a published run names."""
+    result = read_run(runs / "seed-0").result
+    tasks = [t | {"classes": [f"{i}{c}" for c in "abcd"]} for i, t in enumerate(result["tasks"])]
+    changed = shipped(result | {"tasks": tasks}, "best/split-cifar100", "tsn")
+    published.publish(changed, tmp_path / "equal-kilobytes-x" / "tsn-s0.json", "abc")
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+    rows = paper.table("matrix-split-cifar100").rows
+    assert [c == "–" for c in rows[0][1:]] == [False, True, True] and "–" not in rows[2]
+    matrix = result["accuracy_matrix"]
+    forward = (matrix[0][1] + matrix[0][2] + matrix[1][2]) / 3
+    transfer = row_of(paper.table("transfer"), "s-CIFAR100", "TSN")
+    assert transfer[5:7] == (f"{forward:.3f} (1)", f"{forward - 0.25:.3f} (1)")
+
+
+def test_differences_own_nothing_and_are_not_post_pruned(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = read_run(runs / "seed-0").result
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+    environment = result["environment"] | {"jobs": 12, "device": "cuda"}
+    changed = shipped(result | {"environment": environment}, "best/permuted-mnist", "tsn-wr")
+    published.publish(changed, tmp_path / "equal-kilobytes-mnist" / "tsn-wr-s0.json", "abc")
+    sparsity = row_of(paper.table("sparsity"), "p-MNIST", "TSN-wr")
+    assert (sparsity[3], sparsity[5]) == ("–", "–") and sparsity[7] != "–"
+    pruning = {r[1]: r for r in paper.table("post-pruning").rows if r[0] == "p-MNIST"}
+    assert pruning["with post-pruning"][3] == NOT_RUN
+    size = f"{result['ledger']['file_bytes'] / 1000:.1f} (1)"
+    assert pruning["without post-pruning"][5:7] == (size, "0")
+    assert row_of(paper.table("capacity"), "p-MNIST", "TSN-wr")[6] == size
+    assert row_of(paper.table("memory"), "p-MNIST", "TSN-wr")[8] == size
+    times = paper.table("times")
+    assert row_of(times, "p-MNIST", "TSN-wr")[7] == "cuda, 12 runs at once"
+    assert any("shared their machine" in n for n in times.notes)
+
+
+def test_masks_of_published_runs(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = read_run(runs / "seed-0").result
+    monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
+    place = tmp_path / "paper-permuted-mnist" / "tsn-wr-s0.json"
+    published.publish(result, place, "abc")
+    kept = paper.table("masks").rows
+    assert kept == paper.table("masks", [runs / "seed-0"]).rows and len(kept) == 3
+    used, new, reused = map(float, kept[2][3:])
+    assert 0 < new < used and reused == pytest.approx(100 - 100 * new / used, abs=0.5)
+    for task in result["tasks"]:
+        del task["new_share"]  # as in results of before
+    published.publish(result, place, "abc")
+    assert {r[4:] for r in paper.table("masks").rows} == {(measured_tables.NOT_KEPT,) * 2}
+    folder = tmp_path / "with-model"
+    shutil.copytree(runs / "seed-0" / "model", folder / "model")
+    (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    assert paper.table("masks", [folder]).rows == kept
 
 
 def test_the_numbers_of_the_paper() -> None:
@@ -162,7 +292,7 @@ def test_tables_from_results(runs: Path) -> None:
     times = row_of(paper.table("times", [runs]), "p-MNIST", "TSN-wr")
     assert times[2] == "1244"
     pruning = row_of(paper.table("post-pruning", [runs]), "p-MNIST", "with post-pruning")
-    assert pruning[5] == "5"
+    assert pruning[6] == "5"
 
 
 def measured_as_digits(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

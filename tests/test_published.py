@@ -135,6 +135,15 @@ def test_the_tree_s_results_are_small_and_whole() -> None:
             assert kept["commit"] and kept["environment"] and kept["ledger"], where
             assert kept["settings"]["scenario"] == one.scenario, where
             assert len(one.matrix) == len(one.tasks), where
+            assert all(task["classes"] for task in one.tasks), where
+
+
+def test_published_runs_are_known_to_be_whole() -> None:
+    """By their classes: only a run of all tasks is drawn beside the paper and separate networks."""
+    whole = published.read_file(ROOT / "results/equal-kilobytes-mnist/tsn-wr-s0.json")
+    long = published.read_file(ROOT / "results/long-mnist/tsn-wr-100-tasks-s0.json")
+    assert figures.references([whole]) and figures.separate_networks([whole])
+    assert not figures.references([long]) and not figures.separate_networks([long])
 
 
 def test_a_published_run_says_what_the_run_said(finished: Path, tmp_path: Path) -> None:
@@ -152,6 +161,7 @@ def test_a_published_run_says_what_the_run_said(finished: Path, tmp_path: Path) 
         assert again.capacity(view) == pytest.approx(whole.capacity(view), abs=1e-6)
     assert again.size_bytes == whole.size_bytes
     assert again.routed("task_accuracy") == pytest.approx(whole.routed("task_accuracy"), abs=1e-6)
+    assert [t["classes"] for t in again.tasks] == [t["classes"] for t in whole.tasks]
     assert "confusion" not in path.read_text()
     path.write_text("{}")
     with pytest.raises(RunError, match=r"ours-s3\.json.*lacks"):

@@ -152,6 +152,7 @@ class Runner:
         o = self.options
         result = json.loads((self.folder(job) / "result.json").read_text(encoding="utf-8"))
         result["commit"] = o.commit or current_commit()
+        result["environment"]["jobs"] = o.jobs  # seconds are of runs that shared the machine
         if (measured := self.folder(job) / "measured.json").exists():
             result["measured_on_model"] = json.loads(measured.read_text(encoding="utf-8"))
         publish(result, o.results / f"{job.key}.json")

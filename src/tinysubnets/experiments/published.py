@@ -9,30 +9,36 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tinysubnets.errors import RunError
-from tinysubnets.experiments.results import Run, checked_run
+from tinysubnets.experiments.results import Run, changes, checked_run
 from tinysubnets.experiments.run_dir import plain
 from tinysubnets.files import atomic_write
 
 COMMIT_VARIABLE = "TINYSUBNETS_COMMIT"
 MAX_BYTES = 5_000_000  # of all files together
-# Tables of runs that are cut short, longer, or without an ingredient.
-ASIDE = ("ablation-", "choose-", "grid-", "long-")
+CUT_SHORT = ("choose-", "grid-")  # tables of runs with fewer tasks, images or epochs
+# Tables of runs that do not measure a whole scenario by a recipe as it is: cut short, longer,
+# without an ingredient, at other densities, on other data.
+ASIDE = (*CUT_SHORT, "ablation-", "blind-", "curves-", "long-", "spread-", "unlike-")
+# What a run beside the paper's numbers may have otherwise than its recipe: how it computes, and
+# data in place of those that are not at hand, which the tables mark.
+_MAY_DIFFER = frozenset({"training.precision", "training.engine", "data.datasets"})
 _KEPT = (
     "format", "library", "scenario", "method", "recipe", "seed", "scenario_type", "measured_on",
     "settings", "accuracy_matrix", "matrix", "metrics", "capacity", "free_share", "notes",
     "environment", "seconds", "measured_on_model",
 )  # fmt: skip
 _OF_TASK = (
-    "name", "samples", "accuracy", "final_accuracy", "valid_accuracy", "best_epoch",
-    "training_seconds", "bank", "bits", "density", "owned_before_pruning", "owned_after_pruning",
-    "pruning_seconds",
+    "name", "classes", "samples", "accuracy", "final_accuracy", "valid_accuracy", "best_epoch",
+    "training_seconds", "bank", "bits", "density", "new_share", "owned_before_pruning",
+    "owned_after_pruning", "pruning_seconds",
 )  # fmt: skip
 _OF_LEDGER = ("unit", "masks_from", "total", "raw_mask_bits", "num_weights", "file_bytes")
 
@@ -134,10 +140,26 @@ def read_tables(folder: Path) -> dict[str, list[Run]]:
     return tables
 
 
-def final_runs(folder: Path) -> list[Run]:
-    """The published runs that measure a whole scenario as it is: none of the tables `ASIDE`."""
+def final_runs(folder: Path, varied: Collection[str] = ()) -> list[Run]:
+    """The published runs that stand beside the paper's numbers, those by its own recipes first.
+
+    Of our methods these are runs by `paper/*` and `best/*` as they are shipped. A rival's are its
+    rows of the main table, where all methods have one network and the dial that validation chose;
+    ours of that table have recipes of their own. Runs of the tables `ASIDE` are left out.
+
+    - `varied`: settings that may differ from the recipe as well.
+    """
     tables = read_tables(folder)
-    return [r for name, runs in tables.items() if not name.startswith(ASIDE) for r in runs]
+    whole = {name: runs for name, runs in tables.items() if not name.startswith(ASIDE)}
+    found = [r for name, runs in whole.items() for r in runs if _is_final(name, r, varied)]
+    return sorted(found, key=lambda r: not r.recipe.startswith("paper/"))
+
+
+def _is_final(table: str, run: Run, varied: Collection[str]) -> bool:
+    if run.method.startswith("tsn"):
+        return not table.startswith("main-") and changes(run).keys() <= _MAY_DIFFER | set(varied)
+    # Such as "naive" and "naive-class-IL", but not "wsn-same-codec".
+    return label_of(run) in (run.method, f"{run.method}-{run.scenario_type}")
 
 
 def read_file(path: Path) -> Run:
@@ -154,8 +176,11 @@ def read_file(path: Path) -> Run:
 
 
 def label_of(run: Run) -> str:
-    """What a run is called in its table: its file's name without the seed."""
-    return run.folder.name.removesuffix(f"-s{run.seed}")
+    """What a run is called in its table: its file's name without its seeds.
+
+    A seed of the data that is set apart goes before the run's own: `<label>-data3-s0`.
+    """
+    return re.sub(r"-data\d+$", "", run.folder.name.removesuffix(f"-s{run.seed}"))
 
 
 def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:

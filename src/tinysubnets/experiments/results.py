@@ -88,7 +88,9 @@ def _task(
     counts: np.ndarray,
 ) -> dict[str, Any]:
     """One task's line: its data, its accuracy when learned and at the end, the learner's report."""
-    report = asdict(learner.reports[probe.name])
+    report, store = asdict(learner.reports[probe.name]), learner.store
+    if store is not None:
+        report["new_share"] = store.subnet(probe.name).num_new / store.layout.num_weights
     few = len(probe.classes) <= MAX_CONFUSED
     return {
         "name": probe.name,

@@ -67,7 +67,8 @@ def table(
     from tinysubnets.experiments.results import find_runs
 
     folder = None if run_dirs else results_folder()
-    runs = find_runs(run_dirs) if folder is None else final_runs(folder)
+    varied = ("tsn.bits",) if name == "bits" else ()
+    runs = find_runs(run_dirs) if folder is None else final_runs(folder, varied)
     return _without_data(_filled(name, runs, data, out))
 
 

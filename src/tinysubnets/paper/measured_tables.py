@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.results import Group, Run, Spread, grouped
 from tinysubnets.files import friendly_os_errors
 from tinysubnets.model.size import worked_example_bits
+from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.paper import measures, notes
 from tinysubnets.paper import numbers as paper
 from tinysubnets.paper.measures import Measured
 from tinysubnets.paper.operations import Operations, paper_operations
 from tinysubnets.paper.render import NOT_RUN, Table
-from tinysubnets.paper.tables import TSN, label, method_label, ours, pick, recipe_of, show
+from tinysubnets.paper.tables import (
+    TSN,
+    kilobytes,
+    label,
+    method_label,
+    ours,
+    pick,
+    recipe_of,
+    show,
+)
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
     from tinysubnets.report.drawing import Drawing
 
 NO_DATA = "no model or data"
+NOT_KEPT = "not kept"  # of runs from before results had it, whose models are gone
 
 
 def post_pruning(runs: Sequence[Run]) -> Table:
     """Table 8: capacity without post-pruning, with it, and with replay memory."""
     groups, rows = grouped(runs), []
     kinds = (
-        ("without post-pruning", "tsn-wr-wpp"),
-        ("with post-pruning", "tsn-wr"),
-        ("with replay memory", "tsn"),
+        ("without post-pruning", ("tsn-wr-wpp", "tsn-wr")),
+        ("with post-pruning", ("tsn-wr",)),
+        ("with replay memory", ("tsn",)),
     )
     for scenario, values in paper.POST_PRUNING.items():
-        for (item, method), theirs in zip(kinds, values, strict=True):
-            for group in ours(pick(groups, scenario, (method,))):
+        for (item, methods), theirs in zip(kinds, values, strict=True):
+            for group in ours(pick(groups, scenario, methods, _fits_variant(item))):
                 rows.append(
                     (
                         label(scenario),
@@ -42,24 +53,34 @@ def post_pruning(runs: Sequence[Run]) -> Table:
                         theirs,
                         show(group, lambda r: r.capacity("paper")),
                         show(group, lambda r: r.capacity("file")),
+                        kilobytes(group),
                         _iterations(group),
                         "" if group is None else str(group.runs[0].setting_of("tsn", "memory")),
                         recipe_of(group),
                     )
                 )
-    parts = ("paper", "ours, paper view", "ours, file", "our iterations", "our memory")
+    parts = ("paper", "ours, paper view", "ours, file", "ours, kB", "our iterations", "our memory")
     title = "Table 8: capacity in % by post-pruning and replay memory"
     heads = ("scenario", "variant", *parts, "recipe")
     return Table("post-pruning", title, heads, tuple(rows), notes.POST_PRUNING)
+
+
+def _fits_variant(item: str) -> Callable[[Run], bool]:
+    """Whether a run is of a line of Table 8 by its settings, not by its method's name alone."""
+    if item == "without post-pruning":
+        return lambda run: not measures.has_post_pruning(run)
+    if item == "with post-pruning":
+        return measures.has_post_pruning
+    return lambda run: (
+        measures.has_post_pruning(run) and run.setting_of("tsn", "memory") not in (None, "none")
+    )
 
 
 def _iterations(group: Group | None) -> str:
     if group is None:
         return ""
     run = group.runs[0]
-    if run.method == "tsn-wr-wpp" or run.setting_of("tsn", "post_pruning") is False:
-        return "0"
-    return str(run.setting_of("pruning", "iterations"))
+    return str(run.setting_of("pruning", "iterations")) if measures.has_post_pruning(run) else "0"
 
 
 def operations(runs: Sequence[Run], data: str | None = None) -> Table:
@@ -96,14 +117,16 @@ def _operation_cells(
     if not costs:
         return NO_DATA, NO_DATA
     pruned = kind.endswith("+ p")
-    free = measures.sparsity(group.runs[0]) or 0.0
+    free = measures.sparsity(group.runs[0])
     if kind == "float":
         macs = costs[0].macs
         return _millions(paper_operations(macs, None)), f"{_millions(macs)} multiply-adds"
     bits = int(kind.split()[0])
-    theirs = paper_operations(costs[0].macs, bits, free if pruned else 0.0)
     counted = [c.bit_operations(bits, dense=not pruned) for c in costs]
-    return _millions(theirs), _millions(sum(counted) / len(counted))
+    mean = _millions(sum(counted) / len(counted))
+    if pruned and free is None:
+        return "–", mean
+    return _millions(paper_operations(costs[0].macs, bits, free or 0.0 if pruned else 0.0)), mean
 
 
 def _millions(value: float) -> str:
@@ -160,21 +183,28 @@ def masks(runs: Sequence[Run], out: str | Path | None = None) -> Table:
     rows: list[tuple[str, ...]] = []
     for group in [g for g in grouped(runs) if g.method in (*TSN, "tsn-wr-wpp")]:
         run = group.runs[0]
+        place = f"{run.scenario}, {group.method}"
         store = Measured(run).store
-        if store is None:
-            continue
-        sizes, total = store.layout.block_sizes.double(), store.layout.num_weights
-        for subnet in store.subnets.values():
-            used, new = float(sizes[subnet.mask].sum()), float(subnet.num_new)
-            shares = (used / total, new / total, 1 - new / used if used else 0.0)
-            place = f"{run.scenario}, {group.method}"
-            rows.append((place, subnet.name, str(subnet.bank), *(f"{s * 100:.1f}" for s in shares)))
-        if out is not None:
+        for task in run.tasks:
+            bank = "–" if task.get("bank") == NO_BANK else str(task.get("bank"))
+            rows.append((place, task["name"], bank, *_shares(task, store)))
+        if out is not None and store is not None:
             _save_masks(run, store, Path(out))
     heads = ("run", "task", "bank", "used", "new", "reused")
     title = "Figure 3: masks, shares in %"
     table = tuple(rows) or (("–", NOT_RUN, "", "", "", ""),)
     return Table("masks", title, heads, table, notes.MASKS)
+
+
+def _shares(task: Mapping[str, Any], store: SubnetStore | None) -> tuple[str, str, str]:
+    """What a task uses, has of its own and reuses, in %."""
+    used, new = float(task.get("density") or 0.0), task.get("new_share")
+    if new is None and store is not None and task["name"] in store.subnets:
+        new = store.subnets[task["name"]].num_new / store.layout.num_weights
+    if new is None:
+        return f"{100 * used:.1f}", NOT_KEPT, NOT_KEPT
+    reused = max(0.0, 1 - new / used) if used else 0.0
+    return f"{100 * used:.1f}", f"{100 * new:.1f}", f"{100 * reused:.1f}"
 
 
 def _save_masks(run: Run, store: SubnetStore, out: Path) -> None:

@@ -116,15 +116,24 @@ def ledger_share(run: Run, part: str) -> float | None:
 
 
 def sparsity_before(run: Run) -> float | None:
-    """Υ as the last task's post-pruning began, of that task's bank."""
+    """Υ as the last task's post-pruning began, of that task's bank; None as for `sparsity`."""
     value = run.tasks[-1].get("owned_before_pruning")
-    return None if value is None else 1.0 - float(value)
+    return None if value is None or sparsity(run) is None else 1.0 - float(value)
 
 
 def sparsity(run: Run) -> float | None:
-    """Υ at the end: the share of weights that no task owns, over all banks."""
+    """Υ at the end: the share of weights that no task owns, over all banks.
+
+    None where tasks are differences, or networks of their own: they own nothing in common.
+    """
     value = run.result.get("free_share")
-    return None if value is None else float(value)
+    is_owned = run.setting_of("tsn", "selection") != "magnitude"
+    return float(value) if value is not None and is_owned else None
+
+
+def has_post_pruning(run: Run) -> bool:
+    """Whether the tasks of a run were post-pruned."""
+    return run.method != "tsn-wr-wpp" and run.setting_of("tsn", "post_pruning") is not False
 
 
 def parameters(run: Run) -> float | None:

@@ -52,7 +52,8 @@ SPARSITY = (
     "Υ is the share of weights not owned by any task, size-weighted and normalized to [0, 1]; "
     "the paper prints an unnormalized sum.",
     "Ours before: as the last task's post-pruning began, in that task's bank; after: at the "
-    "end, over all banks. Bits: mean over tasks.",
+    "end, over all banks. Bits: mean over tasks. –: tasks are differences to others or networks "
+    "of their own, which own no weights in common.",
 )
 
 BITS = (
@@ -63,13 +64,17 @@ BITS = (
 TIMES = (
     _MEAN,
     "The paper: one A100, 200 epochs per task. Ours: the device and epochs of the run.",
+    "Published runs shared their machine with others, as many as the device's column says where "
+    "that was recorded: alone they would be faster. Do not set these seconds beside the A100's; "
+    "the README has times of runs alone.",
 )
 
 POST_PRUNING = (
     _MEAN,
     "The paper's table says 100 iterations, its text 50; ours as shown.",
     "Paper view and file as in Table 1. With replay memory: TSN with its task memory, samples "
-    "or statistics as shown. * two banks without replay samples.",
+    "or statistics as shown. * two banks without replay samples. Runs without post-pruning, as "
+    "by most `best/*`, are in no line but the first.",
 )
 
 OPERATIONS = (
@@ -78,7 +83,7 @@ OPERATIONS = (
     "float = 9 × that, Υ of the run.",
     'Counted: multiply-adds × weight bits × activation bits, from the real layers; "+ p" with '
     "the density of each task's own mask, mean over tasks. Float is not counted in bits: "
-    "multiply-adds are shown instead.",
+    "multiply-adds are shown instead. –: a run without Υ, see Table 5.",
     "The paper's absolute numbers do not follow from the layers: its p-MNIST 8-bit count is "
     "72.7 per multiply-add of the network.",
 )
@@ -106,7 +111,8 @@ MATRIX = (
 MASKS = (
     "The paper shows masks as pictures only: (a) disjoint values, (b) value-based sharing.",
     "Used: share of all shared weights in the task's mask. New: share it was the first to "
-    "use. Reused: share of its mask that earlier tasks own.",
+    "use. Reused: share of its mask that earlier tasks own. Bank –: a difference to an earlier "
+    "task. Not kept: published before results had these shares, without the model.",
 )
 
 CASE_STUDY = (

@@ -9,6 +9,7 @@ from tinysubnets.experiments.results import Group, Run, grouped
 from tinysubnets.paper import measures, notes
 from tinysubnets.paper import numbers as paper
 from tinysubnets.paper.render import NOT_RUN, Table
+from tinysubnets.scenarios import SCENARIOS
 
 Measure = Callable[[Run], float | None]
 TSN = ("tsn-wr", "tsn")
@@ -39,8 +40,18 @@ def ours(groups: list[Group]) -> Sequence[Group | None]:
 
 
 def recipe_of(group: Group | None) -> str:
-    """The recipe of a group, and what was changed in it."""
-    return "" if group is None else group.label
+    """The recipe of a group, what was changed in it, and which data stand in for others."""
+    if group is None:
+        return ""
+    known = SCENARIOS[group.scenario].datasets if group.scenario in SCENARIOS else ()
+    used = group.runs[0].setting_of("data", "datasets") or known
+    others = [f"{new} for {old}" for new, old in zip(used, known, strict=False) if new != old]
+    return f"{group.label}; STAND-INS: {', '.join(others)}" if others else group.label
+
+
+def kilobytes(group: Group | None) -> str:
+    """What the files of a group weigh."""
+    return show(group, lambda run: run.size_bytes, 1, 1e-3)
 
 
 def _acc(run: Run) -> float | None:
@@ -115,10 +126,11 @@ def capacity(runs: Sequence[Run]) -> Table:
                         show(group, lambda r: r.capacity("paper")),
                         show(group, lambda r: r.capacity("printed")),
                         show(group, lambda r: r.capacity("file")),
+                        kilobytes(group),
                         recipe_of(group),
                     )
                 )
-    views = ("ours, paper view", "ours, printed", "ours, file")
+    views = ("ours, paper view", "ours, printed", "ours, file", "ours, kB")
     heads = ("scenario", "method", "paper", *views, "recipe")
     title = "Table 1: capacity in % of the dense float32 weights"
     return Table("capacity", title, heads, tuple(rows), notes.CAPACITY)
@@ -155,8 +167,10 @@ def memory(runs: Sequence[Run]) -> Table:
                 for part, value in zip(("codes", "codebooks", "masks"), theirs, strict=True)
                 for cell in (value, show(group, _share_of(part)))
             ]
-            rows.append((label(scenario), method_label(group), *cells, recipe_of(group)))
+            names = (label(scenario), method_label(group))
+            rows.append((*names, *cells, kilobytes(group), recipe_of(group)))
     parts = ("weights: paper", "ours", "codebooks: paper", "ours", "masks: paper", "ours")
+    parts += ("our file, kB",)
     title = "Table 4: memory in % of the dense float32 weights"
     heads = ("scenario", "method", *parts, "recipe")
     return Table("memory", title, heads, tuple(rows), notes.MEMORY)
@@ -221,7 +235,7 @@ def times(runs: Sequence[Run]) -> Table:
     groups, rows = grouped(runs), []
     for scenario, (training, pruning) in paper.TIMES.items():
         for group in ours(pick(groups, scenario, (*TSN, "tsn-wr-wpp"))):
-            device = "" if group is None else str(_environment(group, "device"))
+            device = "" if group is None else _device(group)
             epochs = "" if group is None else str(group.runs[0].setting_of("training", "epochs"))
             rows.append(
                 (
@@ -242,8 +256,11 @@ def times(runs: Sequence[Run]) -> Table:
     return Table("times", title, heads, tuple(rows), notes.TIMES)
 
 
-def _environment(group: Group, key: str) -> object:
-    return (group.runs[0].result.get("environment") or {}).get(key, "")
+def _device(group: Group) -> str:
+    """The device of a group, and how many runs shared its machine, where that was recorded."""
+    found = group.runs[0].result.get("environment") or {}
+    jobs = found.get("jobs", 1)
+    return f"{found.get('device', '')}{f', {jobs} runs at once' if jobs > 1 else ''}"
 
 
 def _seconds_of(key: str) -> Measure:
