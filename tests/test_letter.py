@@ -228,7 +228,8 @@ def test_the_paper_s_recipes_are_its_letter() -> None:
         assert (own["score_init"], own["quantization"]) == ("continue", "in_place"), name
         assert own["layer_loss"] == "both" and own["layer_loss_weight"] > 0, name
     assert recipe.load("paper/permuted-mnist").data["permute_first"]
-    assert recipe.load("paper/split-cifar100").data["class_order"] == "natural"
+    for name in ("split-cifar100", "tiny-imagenet", "imagenet100"):
+        assert recipe.load(f"paper/{name}").data["class_order"] == "natural", name
 
 
 def test_without_test_data_accuracy_is_that_of_validation_data() -> None:

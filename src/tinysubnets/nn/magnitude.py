@@ -30,7 +30,8 @@ class MagnitudePruning:
     - `density`: the share of blocks that the mask holds in the end; 0 keeps the reference as it is.
     - `density_exponent`: above 0 small tensors are denser: what counts as large in a tensor grows
       with its size to this power.
-    - `bits`: the width of a code, from 1 on: a sign times one magnitude; 32 means no quantization.
+    - `bits`: the width of a code, from 1 on: two centroids, as a rule one of either sign; 32 means
+      no quantization.
     - `scope`: a codebook per "layer" or one for the whole "task".
     """
 
