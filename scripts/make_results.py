@@ -27,7 +27,8 @@ from tinysubnets.experiments import recipe as recipes  # noqa: E402
 from tinysubnets.experiments.results import Run, Spread, read_run  # noqa: E402
 from tinysubnets.experiments.tables import size_text  # noqa: E402
 from tinysubnets.model.subnet import NO_BANK  # noqa: E402
-from tinysubnets.paper.numbers import ACCURACY, CAPACITY  # noqa: E402
+from tinysubnets.paper.measures import Measured  # noqa: E402
+from tinysubnets.paper.numbers import ACCURACY, CAPACITY, NO_DATA  # noqa: E402
 
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
 CURVES = ROOT / "src" / "tinysubnets" / "report" / "separate_networks.json"
@@ -45,6 +46,9 @@ class Described:
     - `has_picture`: whether accuracy against bytes is drawn.
     - `curves`: names of curves, by the beginning of the labels that they join.
     - `is_long`: whether the first run of each label is drawn along its tasks.
+    - `has_tasks`: whether bits, banks and own weights of every task are shown.
+    - `not_applicable`: ingredients that were not taken away, and why; with it, what masks would
+      take without their codec is a row too.
     """
 
     title: str
@@ -53,10 +57,17 @@ class Described:
     has_picture: bool = False
     curves: Mapping[str, str] = field(default_factory=dict)
     is_long: bool = False
+    has_tasks: bool = False
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
 
 
 _TEST = "Settings chosen on validation data with development seeds, measured once on test seeds."
 _ALONE = "Each changed alone in the recipe `whole`, nothing else tuned to it."
+_SPREAD = (
+    "`tsn-wr` of the main table. `one-order`: one draw of the data (class order or permutations, "
+    "validation images), another start (initial values, batches) for each seed; `one-start`: one "
+    "start, another draw of the data for each run."
+)
 DESCRIBED = {
     "equal-kilobytes-mnist": Described(
         "Equal kilobytes, permuted MNIST",
@@ -71,7 +82,8 @@ DESCRIBED = {
         "Equal kilobytes, split CIFAR-100",
         f"{_TEST} Chosen on seven tasks of one development seed. w: the network's width, d: the "
         "density (of a task's difference to the one before, or of a separate network), b: bits. "
-        "`tsn-w16-alone` is the same recipe without the others: each task learned as the first.",
+        "`tsn-w16-alone` is the same recipe without the others: each task learned as the first; "
+        "*transfer* is how far tasks in the sequence are above that.",
         "tsn-w16-d0.02",
         True,
         {"tsn-w": "ours", "separate-": "separate networks"},
@@ -80,21 +92,33 @@ DESCRIBED = {
     "paper-split-cifar100": Described("The paper's protocol, split CIFAR-100", "", "tsn-wr"),
     "paper-five-datasets": Described("The paper's protocol, five data sets"),
     "paper-tiny-imagenet": Described("The paper's protocol, Tiny-ImageNet"),
+    "paper-bits": Described(
+        "The paper's protocol with codes of other widths", "TSN-wr, one seed: its Table 6."
+    ),
     "main-mnist": Described("Every method at its best, permuted MNIST", _TEST, "tsn-wr", True),
     "main-cifar100": Described("Every method at its best, split CIFAR-100", _TEST, "tsn-wr", True),
+    "spread-mnist": Described("What a seed draws, apart: permuted MNIST", _SPREAD),
+    "spread-cifar100": Described("What a seed draws, apart: split CIFAR-100", _SPREAD),
     "curves-mnist": Described("Curves over densities, permuted MNIST", "", "", True),
     "curves-cifar100": Described("Curves over densities, split CIFAR-100", "", "", True),
     "blind-transfer": Described("CIFAR-100's recipes unchanged on Tiny-ImageNet, 20 × 10"),
     "unlike-tasks": Described(
-        "Banks and bit-widths, each switched off, on unlike tasks", "", "all"
+        "Banks and bit-widths, each switched off, on unlike tasks", "", "all", has_tasks=True
     ),
     "ablation-mnist": Described(
         "What each ingredient is worth, permuted MNIST",
         f"{_ALONE} `scores`: weights chosen by trained scores, as in the paper, not by size.",
         "whole",
+        not_applicable={
+            "folding": "the network has no norms",
+            "augmentation": "permuted pixels have no neighbors",
+        },
     ),
     "ablation-cifar100": Described(
-        "What each ingredient is worth, split CIFAR-100", _ALONE, "whole"
+        "What each ingredient is worth, split CIFAR-100",
+        _ALONE,
+        "whole",
+        not_applicable={"folding": "no setting switches it off"},
     ),
     "long-mnist": Described(
         "Permuted MNIST, a hundred tasks",
@@ -122,11 +146,12 @@ def lines_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def spread(runs: Sequence[Run], measure: Callable[[Run], float | None], digits: int = 2) -> str:
     """Mean and deviation over runs; empty where nothing was measured."""
-    values = [v for v in map(measure, runs) if v is not None]
-    if not values:
-        return ""
-    shown = Spread.of(values).show(digits)
-    return shown.rpartition(" (")[0]
+    return mean_of([v for v in map(measure, runs) if v is not None], digits)
+
+
+def mean_of(values: Sequence[float], digits: int = 2) -> str:
+    """Mean and deviation; empty where there are no values."""
+    return Spread.of(values).show(digits).rpartition(" (")[0] if values else ""
 
 
 def share(view: str) -> Callable[[Run], float | None]:
@@ -148,13 +173,12 @@ def ledger_share(part: str) -> Callable[[Run], float | None]:
 def group_table(runs: Sequence[Run], described: Described) -> str:
     """Validation and test accuracy, differences and size of every label, over its seeds."""
     groups = published.by_label(runs)
-    base = published.accuracies(groups.get(described.reference, ()))
-    rows = []
+    base = groups.get(described.reference, [])
+    has_alone = any(alone(label, groups) for label in groups)
+    rows: list[tuple[str, ...]] = []
     for label, members in groups.items():
-        mine = published.accuracies(members)
-        difference = None
-        if base and label != described.reference:
-            difference = published.paired_difference(mine, base)
+        difference = ahead(members, base) if label != described.reference else None
+        transfer = ahead(members, alone(label, groups))
         accuracy = spread(members, lambda r: 100 * (r.metric("average_accuracy") or 0))
         clearly_best = bool(difference and difference.is_clear and difference.mean > 0)
         rows.append(
@@ -163,9 +187,10 @@ def group_table(runs: Sequence[Run], described: Described) -> str:
                 str(len(members)),
                 spread(members, published.valid_accuracy),
                 f"**{accuracy}**" if clearly_best else accuracy,
-                "" if difference is None else str(difference),
+                shown(difference),
                 spread(members, lambda r: _percent(r.metric("backward_transfer"))),
-                spread(members, lambda r: (r.size_bytes or 0) / 1000, 1),
+                *((_forward(members), shown(transfer)) if has_alone else ()),
+                spread(members, kilobytes, 1),
                 *(spread(members, share(view), 1) for view in ("file", "paper", "printed")),
                 *(spread(members, ledger_share(part), 1) for part in ("codes", "masks")),
                 _bits(members),
@@ -174,8 +199,106 @@ def group_table(runs: Sequence[Run], described: Described) -> str:
         )
     heads = ["run", "n", "validation %", "test %"]
     heads += [f"− `{described.reference}`, 95 %" if base else "difference"]
-    heads += ["BWT", "kB", "file %", "paper %", "printed %", "codes %", "masks %", "bits; banks"]
-    return lines_of([*heads, "seconds"], rows)
+    heads += ["BWT", *(("FWT", "transfer, 95 %") if has_alone else ())]
+    heads += ["kB", "file %", "paper %", "printed %", "codes %", "masks %", "bits; banks"]
+    if described.not_applicable:
+        if base:
+            rows.append(("`masks-uncoded`", *_uncoded(base, described.reference)))
+        rows += [(f"`{k}`", f"not applicable: {v}") for k, v in described.not_applicable.items()]
+    full = [(*row, *[""] * (len(heads) + 1 - len(row))) for row in rows]
+    return lines_of([*heads, "seconds"], full)
+
+
+def ahead(ones: Sequence[Run], others: Sequence[Run]) -> published.Difference | None:
+    """How far runs are above others, seed by seed; None where both are not to be compared.
+
+    A run that knows the task is not compared with one that does not.
+    """
+    if not ones or not others or ones[0].scenario_type != others[0].scenario_type:
+        return None
+    return published.paired_difference(*map(published.accuracies, (ones, others)))
+
+
+def shown(difference: published.Difference | None) -> str:
+    """A difference, or nothing."""
+    return "" if difference is None else str(difference)
+
+
+def alone(label: str, groups: Mapping[str, Sequence[Run]]) -> Sequence[Run]:
+    """The runs of a label's recipe in which each task is learned without the others, if any.
+
+    `tsn-w16-alone` is that of every `tsn-w16-d…`: the density of differences says nothing there.
+    """
+    names = (f"{label}-alone", re.sub(r"-d[\d.]+$", "-alone", label))
+    return next((groups[n] for n in names if n in groups and n != label), ())
+
+
+def _forward(runs: Sequence[Run]) -> str:
+    """FWT, which is not defined where all tasks have different classes."""
+    return spread(runs, lambda r: _percent(r.metric("forward_transfer"))) or "–"
+
+
+def kilobytes(run: Run) -> float:
+    """What a run's file weighs."""
+    return (run.size_bytes or 0) / 1000
+
+
+def _uncoded(runs: Sequence[Run], label: str) -> tuple[str, ...]:
+    """What the same models would weigh with one bit of mask per weight and task."""
+
+    def size_bytes(run: Run) -> float:
+        ledger = run.result["ledger"]
+        return (run.size_bytes or 0) + (ledger["raw_mask_bits"] - ledger["total"]["masks"]) / 8
+
+    def of_dense(run: Run) -> float:
+        return 100 * size_bytes(run) / (4 * run.result["ledger"]["num_weights"])
+
+    same = (str(len(runs)), "", "", f"as `{label}`", "")
+    return (*same, spread(runs, lambda r: size_bytes(r) / 1000, 1), spread(runs, of_dense, 1))
+
+
+def task_table(runs: Sequence[Run]) -> str:
+    """Bit-width, bank, own weights and accuracy of every task, over the seeds of each label."""
+    rows = []
+    for label, members in published.by_label(runs).items():
+        for place, first in enumerate(members[0].tasks):
+            tasks = [r.tasks[place] for r in members]
+            banks = ("none" if t.get("bank") == NO_BANK else str(t.get("bank")) for t in tasks)
+            own = [100 * t["new_share"] for t in tasks if t.get("new_share") is not None]
+            accuracy = [100 * t["final_accuracy"] for t in tasks]
+            rows.append(
+                (
+                    f"`{label}`",
+                    first["name"],
+                    ", ".join(str(t.get("bits")) for t in tasks),
+                    ", ".join(banks),
+                    mean_of(own),
+                    mean_of(accuracy),
+                )
+            )
+    return lines_of(("run", "task", "bits", "bank", "own weights %", "test %"), rows)
+
+
+def along(run: Run, marks: Sequence[int] = (10, 50, 100)) -> str:
+    """Accuracy and kilobytes of a long run after some of its tasks, from its ledger."""
+    weighed = (run.result.get("ledger") or {}).get("tasks")
+    if not weighed:
+        return ""
+    parts = []
+    for count in (m for m in marks if m <= len(run.tasks)):
+        tasks = run.tasks[:count]
+        accuracy = 100 * sum(t["final_accuracy"] for t in tasks) / count
+        size = sum(weighed[t["name"]]["total"] for t in tasks) / 8000
+        parts.append(f"the first {count} have {accuracy:.2f} % in {size:.1f} kB")
+    each = sorted(line["total"] / 8000 for line in weighed.values())
+    text = f"Of {len(run.tasks)} tasks {', '.join(parts)}; one takes {each[0]:.1f} to "
+    common = kilobytes(run) - sum(each)
+    return f"{text}{each[-1]:.1f} kB, what they have in common {common:.1f} kB."
+
+
+def long_run(tables: Tables) -> str:
+    """The hundred tasks of permuted MNIST in one line."""
+    return "\n".join(along(run) for run in tables.get("long-mnist", ())) or "Not run yet."
 
 
 def _bits(runs: Sequence[Run]) -> str:
@@ -196,10 +319,16 @@ def described_table(name: str, runs: Sequence[Run], *, with_picture: bool = True
     made = f"{len(runs)} runs, `results/{name}/`, on {', '.join(machines)}, commit "
     made += f"{', '.join(commits)}."
     parts = [f"### {about.title}", f"{about.note} {made}".strip(), group_table(runs, about)]
+    if about.has_tasks:
+        parts.append(f"Task by task; bits and banks of every seed:\n\n{task_table(runs)}")
     if with_picture and about.has_picture and len(published.by_label(runs)) > 1:
         parts.insert(2, f"![{about.title}](images/results-{name}.svg){{ width=400 }}")
     for label in published.by_label(runs) if with_picture and about.is_long else ():
         parts.insert(2, f"![{label}](images/results-{name}-{label}.svg){{ width=400 }}")
+    if about.is_long:
+        parts += [
+            text for members in published.by_label(runs).values() if (text := along(members[0]))
+        ]
     return "\n\n".join(parts)
 
 
@@ -223,7 +352,9 @@ def headline(tables: Tables) -> str:
         members = published.by_label(tables.get(table, ())).get(label)
         if members:
             rows.append(_headline_row(row, members))
-            rows += _without_name(members)
+            rows += _without_name(members) if members[0].method != "separate" else []
+            continue
+        if not row["recipe"]:
             continue
         kilobytes = size_text(row["dense_bytes"] * row["file"] / 100)
         name, _, change = row["recipe"].partition(",")
@@ -234,14 +365,36 @@ def headline(tables: Tables) -> str:
     heads = ("scenario", "recipe and changes", "n", "validation %", "accuracy %", "size", "file %")
     text = lines_of([*heads, "paper %", "the paper: TSN-wr / TSN"], rows)
     marked = any("†" in r[1] for r in rows)
-    return f"{text}\n\n† {before['note']}" if marked else text
+    told = [text, _aim(tables), f"† {before['note']}" if marked else ""]
+    return "\n\n".join(part for part in told if part)
+
+
+def _aim(tables: Tables) -> str:
+    """What was aimed at on permuted MNIST, and whether it was reached."""
+    groups = published.by_label(tables.get("equal-kilobytes-mnist", ()))
+    labels = ("tsn-wr", "tsn-wr-no-routing", "separate-w100-d0.03-b2")
+    if not all(label in groups for label in labels):
+        return ""
+    accuracy = [
+        Spread.of(list(published.accuracies(groups[label]).values())).mean for label in labels
+    ]
+    size = [_size(groups[label]) / 1000 for label in labels]
+    reached = any(a >= 97.6 and s <= 32 for a, s in zip(accuracy[:2], size[:2], strict=True))
+    ours, unrouted, rival = (
+        f"{a:.2f} % in {s:.1f} kB" for a, s in zip(accuracy, size, strict=True)
+    )
+    return (
+        f"On permuted MNIST ten separate networks of 2 bits have {rival}, more than ours. The aim "
+        f"there was 97.6 % in 32 kB; it was {'reached' if reached else 'missed'}: {ours}, or "
+        f"{unrouted} without what finds the task of an input."
+    )
 
 
 def _headline_row(row: Mapping[str, Any], runs: Sequence[Run]) -> tuple[str, ...]:
     sizes = Spread.of([r.size_bytes or 0 for r in runs])
     return (
         row["scenario"],
-        f"`{runs[0].recipe}`, {runs[0].method}",
+        row.get("what") or f"`{runs[0].recipe}`, {runs[0].method}",
         str(len(runs)),
         spread(runs, published.valid_accuracy),
         spread(runs, lambda r: 100 * (r.metric("average_accuracy") or 0)),
@@ -274,11 +427,11 @@ def energy(tables: Tables) -> str:
     for name, runs in tables.items():
         for run in runs:
             found = run.result.get("measured_on_model") or {}
-            costs = [[p for p in task] for task in found.get("operations") or ()]
-            if not costs:
+            if not found:
                 continue
-            dense = sum(p[2] for p in costs[0])
-            kept = sum(p[2] * p[3] for task in costs for p in task) / len(costs)
+            costs = Measured(run).operations() or []
+            kept = sum(c.effective_macs for c in costs) / max(1, len(costs))
+            macs = (f"{costs[0].macs / 1e3:,.1f}", f"{kept / 1e3:,.1f}") if costs else ("–", "–")
             fixed = found.get("fixed_point") or {}
             latency = found.get("latency") or {}
             times = [latency.get(k) for k in ("task", "dense")]
@@ -286,11 +439,11 @@ def energy(tables: Tables) -> str:
             rows.append(
                 (
                     f"`{name}/{run.folder.name}`",
-                    f"{dense / 1e6:.2f}",
-                    f"{kept / 1e6:.2f}",
+                    *macs,
                     ", ".join(map(str, widths)),
                     *(f"{t['bytes'] / 1000:.1f}" if t else "" for t in times),
                     *(f"{t['ms']:.3f}" if t else "" for t in times),
+                    _timed_on(run) if latency else "",
                     *(
                         "" if fixed.get(b) is None else f"{100 * fixed[b]:.2f}"
                         for b in ("4", "8", "16")
@@ -299,9 +452,16 @@ def energy(tables: Tables) -> str:
             )
     if not rows:
         return "No published run was measured so yet."
-    heads = ["run", "dense MACs, M", "kept by a task, M", "weight bits", "task's ONNX, kB"]
-    heads += ["dense ONNX, kB", "task, ms", "dense, ms", "4 bit %", "8 bit %", "16 bit %"]
-    return lines_of(heads, rows)
+    heads = ["run", "dense MACs, thousand", "kept by a task", "weight bits", "task's ONNX, kB"]
+    heads += ["dense ONNX, kB", "task, ms", "dense, ms", "times on", "4 bit %", "8 bit %"]
+    return lines_of([*heads, "16 bit %"], rows)
+
+
+def _timed_on(run: Run) -> str:
+    """The machine whose processor the latencies are of."""
+    device, cores = _environment(run, "device"), _environment(run, "cores")
+    host = "" if device == "cpu" else f", host of {device}"
+    return f"{_environment(run, 'processor')}, {cores} cores{host}"
 
 
 def methods(name: str) -> Callable[[Tables], str]:
@@ -312,15 +472,25 @@ def methods(name: str) -> Callable[[Tables], str]:
             return main_table(name, tables)
         before = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))
         own = before[f"methods-{name}"]
-        text = lines_of(own["headings"], own["rows"])
+        at = own["headings"].index("file %")
+        rows = [[*row[:at], _before_kilobytes(own, row), *row[at:]] for row in own["rows"]]
+        text = lines_of([*own["headings"][:at], "kB", *own["headings"][at:]], rows)
         note = "† One seed, without files; only the dials of EWC, SI and LwF were searched."
         return f"<details><summary>{own['summary']} †</summary>\n\n{text}\n\n{note}\n\n</details>"
 
     return table
 
 
+def _before_kilobytes(own: Mapping[str, Any], row: Sequence[str]) -> str:
+    """The kilobytes of a marked row, from its percent of the dense network."""
+    return f"{float(row[own['headings'].index('file %')]) / 100 * own['dense_bytes'] / 1000:,.0f}"
+
+
 def main_table(name: str, tables: Tables) -> str:
-    """Every method in one row: with the task known, and without its name where that is defined."""
+    """Every method in one row: with the task known, and without its name where that is defined.
+
+    Methods that were only measured before runs were kept come last, marked.
+    """
     about, runs = DESCRIBED[f"main-{name}"], tables[f"main-{name}"]
     groups = published.by_label(runs)
     base = groups.get(about.reference, [])
@@ -328,33 +498,73 @@ def main_table(name: str, tables: Tables) -> str:
     for label, members in groups.items():
         if label.endswith(("-class-IL", "-domain-IL")):
             continue
-        ahead = None
-        if label != about.reference:
-            ahead = published.paired_difference(*map(published.accuracies, (members, base)))
+        difference = ahead(members, base) if label != about.reference else None
         accuracy = spread(members, lambda r: 100 * (r.metric("average_accuracy") or 0))
-        if ahead and ahead.is_clear and ahead.mean > 0:
+        if difference and difference.is_clear and difference.mean > 0:
             accuracy = f"**{accuracy}**"
         rows.append(
             (
                 label,
                 str(len(members)),
+                spread(members, published.valid_accuracy),
                 accuracy,
-                "" if ahead is None else str(ahead),
+                shown(difference),
                 spread(members, lambda r: _percent(r.metric("backward_transfer"))),
                 *(_unnamed(groups, label, kind) for kind in ("class-IL", "domain-IL")),
-                spread(members, lambda r: (r.size_bytes or 0) / 1000, 1),
+                spread(members, kilobytes, 1),
                 spread(members, share("file"), 1),
                 _paper(label, members[0].scenario),
             )
         )
+    num_methods = len(rows)
+    rows += _marked_rows(name, groups)
     ours = f"− `{about.reference}`, 95 %"
-    heads = ("method", "n", "task known: %", ours, "BWT", "class-IL %", "domain-IL %")
-    text = lines_of((*heads, "kB", "file %", "the paper's"), rows)
+    heads = ("method", "n", "validation %", "task known: %", ours, "BWT", "class-IL %")
+    text = lines_of((*heads, "domain-IL %", "kB", "file %", "the paper's"), rows)
+    if len(rows) > num_methods:
+        text += "\n\n† One seed, without files, measured before; dials not searched but LwF's."
+    if apart := spread_apart(name, tables):
+        text += f"\n\n{apart}"
     machines = ", ".join(sorted({str(_environment(r, "device")) for r in runs}))
     made = f"{about.note} {len(runs)} runs on {machines}, `results/main-{name}/`."
-    summary = f"{about.title} ({len(rows)} methods)"
+    summary = f"{about.title} ({num_methods} rows)"
     folded = f"<details><summary>What that took</summary>\n\n{costs(name, tables)}\n\n</details>"
     return f"#### {summary}\n\n{made}\n\n{text}\n\n{folded}"
+
+
+def _marked_rows(name: str, groups: Mapping[str, Sequence[Run]]) -> list[tuple[str, ...]]:
+    """Rows of before, of methods that the main table has no runs of."""
+    own = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))[
+        f"methods-{name}"
+    ]
+    rows = []
+    for row in (r for r in own["rows"] if r[0] not in groups):
+        # Accuracy and BWT stand in pairs, for each scenario type.
+        cells = dict(
+            zip([h.partition(":")[0] for h in own["headings"][1::2]], row[1::2], strict=False)
+        )
+        task, size = row[own["headings"].index("file %")], _before_kilobytes(own, row)
+        kinds = (cells.get("class", ""), cells.get("domain", ""))
+        rows.append((f"{row[0]} †", "1", "", row[1], "", row[2], *kinds, size, task, row[-1]))
+    return rows
+
+
+def spread_apart(name: str, tables: Tables) -> str:
+    """How far runs deviate by all that a seed draws, by the start alone and by the data alone."""
+    apart = published.by_label(tables.get(f"spread-{name}", ()))
+    both = published.by_label(tables[f"main-{name}"]).get("tsn-wr", [])
+    data = "permutations" if name == "mnist" else "class orders"
+    parts = []
+    for told, runs in (
+        ("all that a seed draws", both),
+        (f"initial values and batches, one draw of {data}", apart.get("tsn-wr-one-order", [])),
+        (f"{data} and validation images, one start", apart.get("tsn-wr-one-start", [])),
+    ):
+        found = [100 * (r.metric("average_accuracy") or 0) for r in runs]
+        parts += [f"{Spread.of(found).std:.2f} ({told}; {len(found)} runs)"] if found[1:] else []
+    if not apart or not parts:
+        return ""
+    return f"Standard deviations of `tsn-wr` in points: {', '.join(parts)}."
 
 
 def _paper(label: str, scenario: str) -> str:
@@ -404,30 +614,33 @@ def letter(tables: Tables) -> str:
     for scenario in ("permuted-mnist", "split-cifar100", "five-datasets", "tiny-imagenet"):
         for method in ("tsn-wr-wpp", "tsn-wr", "tsn"):
             groups = published.by_label(tables.get(f"paper-{scenario}", ()))
-            runs = groups.get(method) or groups.get(f"{method}-stand-ins") or []
+            others = groups.get(f"{method}-stand-ins") or []
+            runs = groups.get(method) or others
+            missing = f"no data: {NO_DATA[scenario]}" if scenario in NO_DATA else "not run"
             theirs = ACCURACY.get(method, {}).get(scenario)
             rows.append(
                 (
                     scenario,
-                    method,
+                    f"{method}, **stand-ins**" if runs and runs is others else method,
                     str(len(runs)),
-                    spread(runs, lambda r: 100 * (r.metric("average_accuracy") or 0)) or "not run",
+                    spread(runs, lambda r: 100 * (r.metric("average_accuracy") or 0)) or missing,
                     "–" if theirs is None else f"{theirs:.2f}",
                     spread(runs, share("printed"), 1),
                     spread(runs, share("paper"), 1),
                     spread(runs, share("file"), 1),
+                    spread(runs, kilobytes, 1),
                     f"{CAPACITY[method][scenario]:.2f}",
                 )
             )
     heads = ["scenario", "method", "n", "accuracy %", "the paper's", "printed %", "paper view %"]
-    return lines_of([*heads, "file %", "the paper's capacity %"], rows)
+    return lines_of([*heads, "file %", "kB", "the paper's capacity %"], rows)
 
 
 def recipe_table(tables: Tables) -> str:
     """Every recipe of the package: how many runs of it are published, and those that never ran."""
     counts: dict[str, int] = {}
     for name, runs in tables.items():
-        for run in runs if not name.startswith(published.ASIDE) else ():
+        for run in runs if not name.startswith(published.CUT_SHORT) else ():
             counts[run.recipe] = counts.get(run.recipe, 0) + 1
     before = json.loads((RESULTS / "without-files.json").read_text(encoding="utf-8"))["recipes"]
     rows = []
@@ -460,15 +673,14 @@ def equal_kilobytes(tables: Tables) -> str:
             name = f"{curve}, width {width}, {shares} of the weights"
         valid = spread(members, published.valid_accuracy)
         rival = _next_larger(size, groups) if members[0].method == "tsn" else None
-        ahead = ""
-        if rival:
-            mine, theirs = published.accuracies(members), published.accuracies(rival)
-            ahead = f"{published.paired_difference(mine, theirs)} ({size_text(_size(rival))})"
-        told = (name, str(len(members)), valid, accuracy, size_text(size), ahead)
+        lead = f"{shown(ahead(members, rival))} ({size_text(_size(rival))})" if rival else ""
+        transfer = shown(ahead(members, alone(label, groups)))
+        told = (name, str(len(members)), valid, accuracy, size_text(size), lead, transfer)
         rows.append((size, told))
     heads = ("ten tasks", "n", "validation %", "accuracy %", "size of all")
+    heads += ("− the next larger separate ones, 95 %", "transfer: − each task alone, 95 %")
     rows.sort()
-    return lines_of((*heads, "− the next larger separate ones, 95 %"), [row for _, row in rows])
+    return lines_of(heads, [row for _, row in rows])
 
 
 def _size(runs: Sequence[Run]) -> float:
@@ -490,6 +702,7 @@ BLOCKS: dict[str, Callable[[Tables], str]] = {
     "everything": everything,
     "recipes": recipe_table,
     "energy": energy,
+    "long-run": long_run,
     "grid": lambda tables: (
         described_table("grid-mnist", tables["grid-mnist"]).partition("\n\n")[2]
         if "grid-mnist" in tables

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tinysubnets import networks
 from tinysubnets.errors import SettingError
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import PackedMask, Subnet, code
+from tinysubnets.model.subnet import NO_BANK, PackedMask, Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.paper.operations import count, paper_operations, task_operations
 from tinysubnets.tasks.normalization import Normalization
@@ -129,6 +131,26 @@ def test_a_task_costs_what_its_mask_keeps() -> None:
     assert [p.effective_macs for p in operations.products] == [3, 6, 6]
     assert operations.bit_operations(8) == 15 * 64
     assert operations.bit_operations(4, dense=True) == 27 * 16
+
+
+def test_a_difference_costs_what_it_is_added_to_as_well() -> None:
+    store = half_store()
+    first = store.subnet("a")
+    mask = torch.zeros(21, dtype=torch.bool)
+    mask[2:5] = True  # one of them is kept by the first task too
+    store.add_(
+        replace(
+            first,
+            name="b",
+            number=1,
+            bank=NO_BANK,
+            packed_mask=PackedMask.of(mask),
+            own=(code(torch.ones(3), 32), code(torch.ones(0), 32)),
+            reference=first.number,
+        )
+    )
+    products = task_operations(store, "b", torch.zeros(1, 4)).products
+    assert [p.effective_macs for p in products] == [5, 6, 6]
 
 
 def test_the_hooks_are_gone_afterwards() -> None:

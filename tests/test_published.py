@@ -112,7 +112,7 @@ def test_ours_stand_beside_the_next_larger_separate_networks(
         published.publish(result | changed, path, "abc")
     texts = make_results.made(tmp_path)
     (ours,) = (t for t in texts[ROOT / "README.md"].splitlines() if t.startswith("| ours, width 8"))
-    assert "| 70.00 | 100 B | +10.00" in ours and ours.endswith("(120 B) |")
+    assert "| 70.00 | 100 B | +10.00" in ours and ours.endswith("(120 B) |  |")
     row = next(
         t
         for t in texts[ROOT / "docs" / "measured.md"].splitlines()
@@ -224,17 +224,166 @@ def test_the_main_table_has_a_row_for_each_method(finished: Path, tmp_path: Path
         published.publish(result, tmp_path / "choose-mnist" / f"{key}.json")
     text = make_results.methods("mnist")(published.read_tables(tmp_path))
     cells = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()]
-    rows = {row[0]: row for row in cells if len(row) == 10}
-    assert list(rows) == ["method", "---", "naive", "separate", "separate-small", "tsn-wr"]
-    assert rows["naive"][2:4] == ["60.50 ± 0.50", "−30.00 ± 0.00"]
-    assert rows["naive"][5:7] == ["", "40.50 ± 0.50"]  # learned so
+    rows = {row[0]: row for row in cells if len(row) == 11}
+    measured = [label for label in rows if "†" not in label]
+    assert measured == ["method", "---", "naive", "separate", "separate-small", "tsn-wr"]
+    valid = 100 * sum(t["valid_accuracy"] for t in result["tasks"]) / len(result["tasks"])
+    assert rows["naive"][2:5] == [f"{valid:.2f} ± 0.00", "60.50 ± 0.50", "−30.00 ± 0.00"]
+    assert rows["naive"][6:8] == ["", "40.50 ± 0.50"]  # learned so
     routed = 100 * read_run(finished).routed("class-IL", "average_accuracy")
-    assert rows["tsn-wr"][5] == f"{routed:.2f} ± 0.00" and rows["tsn-wr"][3] == ""  # found so
-    assert rows["separate"][2].startswith("**") and "**" not in rows["separate-small"][2]
-    assert rows["naive"][9] == "60.12 (domain-IL)" and rows["tsn-wr"][9] == "96.63 at 22.65 %"
+    assert rows["tsn-wr"][6] == f"{routed:.2f} ± 0.00" and rows["tsn-wr"][4] == ""  # found so
+    assert rows["separate"][3].startswith("**") and "**" not in rows["separate-small"][3]
+    assert rows["naive"][10] == "60.12 (domain-IL)" and rows["tsn-wr"][10] == "96.63 at 22.65 %"
+    # What no run was published of stays below it, marked; others are gone.
+    assert {"gdumb †", "gem †", "lwf †", "cwr-star †"} < set(rows) and "naive †" not in rows
+    assert rows["cwr-star †"][1:] == [
+        "1", "", "79.39", "", "0.00", "28.23", "18.68", "398", "112.6", "31.31 (one head)"
+    ]  # fmt: skip
+    assert "measured before" in text and "Standard deviations" not in text
     trials = {row[0]: row[1:3] for row in cells if len(row) == 5}
     assert trials["separate"] == ["1", "3"] and trials["separate-small"] == ["2", "3"]
     assert trials["naive-domain-IL"] == ["–", "3"]
+
+
+def test_spreads_of_start_and_data_are_told_apart(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+
+    def add(place: str, seed: int, value: float) -> None:
+        metrics = result["metrics"] | {"average_accuracy": value}
+        changed = result | {"metrics": metrics, "seed": seed, "scenario": "permuted-mnist"}
+        published.publish(changed, tmp_path / f"{place}-s{seed}.json")
+
+    for number, value in enumerate((0.90, 0.92, 0.94)):
+        add("main-mnist/tsn-wr", number, value)
+        add("spread-mnist/tsn-wr-one-order", number, 0.9 + value / 100)
+        add(f"spread-mnist/tsn-wr-one-start-data{number}", 0, 0.9 + value / 10)
+    tables = published.read_tables(tmp_path)
+    assert list(published.by_label(tables["spread-mnist"])) == [
+        "tsn-wr-one-order",
+        "tsn-wr-one-start",
+    ]
+    line = make_results.spread_apart("mnist", tables)
+    assert line in make_results.methods("mnist")(tables)
+    assert "2.00 (all that a seed draws; 3 runs), 0.02 (initial values" in line
+    assert "0.20 (permutations and validation images, one start; 3 runs)" in line
+    told = make_results.everything(tables)
+    assert "### What a seed draws, apart: permuted MNIST" in told
+
+
+def test_runs_that_do_not_know_the_task_are_not_compared_with_those_that_do(
+    finished: Path, tmp_path: Path
+) -> None:
+    result = read_run(finished).result
+    for label, kind in (("tsn-wr", "task-IL"), ("wsn", "task-IL"), ("naive-class-IL", "class-IL")):
+        changed = result | {"scenario_type": kind}
+        published.publish(changed, tmp_path / "main-mnist" / f"{label}-s3.json")
+    runs = published.read_tables(tmp_path)["main-mnist"]
+    table = make_results.group_table(runs, make_results.DESCRIBED["main-mnist"])
+    differences = {
+        line.split("`")[1]: line.split("|")[5].strip() for line in table.splitlines()[2:]
+    }
+    assert differences == {"tsn-wr": "", "wsn": "+0.00", "naive-class-IL": ""}
+
+
+def test_transfer_is_told_where_tasks_were_learned_alone(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+    for label, value in (("tsn-w8-d0.05", 0.7), ("tsn-w8-alone", 0.6), ("tsn-w16-d0.05", 0.9)):
+        metrics = result["metrics"] | {"average_accuracy": value, "forward_transfer": None}
+        own = {"network": {"width": 8}, "tsn": {"density": 0.1, "first_density": 0.3}}
+        changed = {"method": "tsn", "metrics": metrics, "settings": result["settings"] | own}
+        place = tmp_path / "equal-kilobytes-cifar100" / f"{label}-s3.json"
+        published.publish(result | changed, place, "abc")
+    tables = published.read_tables(tmp_path)
+    table = make_results.everything(tables)
+    cells = {
+        line.split("`")[1]: [c.strip() for c in line.split("|")][7:9]
+        for line in table.splitlines()
+        if line.startswith("| `")
+    }
+    assert cells["tsn-w8-d0.05"] == ["–", "+10.00"] and cells["tsn-w8-alone"] == ["–", ""]
+    assert cells["tsn-w16-d0.05"] == ["–", ""]
+    readme = make_results.equal_kilobytes(tables).splitlines()
+    assert [line.endswith("| +10.00 |") for line in readme[2:]].count(True) == 1
+
+
+def test_ablations_have_the_codec_and_what_does_not_apply(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+    published.publish(result, tmp_path / "ablation-mnist" / "whole-s3.json", "abc")
+    text = make_results.everything(published.read_tables(tmp_path))
+    ledger = result["ledger"]
+    uncoded = ledger["file_bytes"] + (ledger["raw_mask_bits"] - ledger["total"]["masks"]) / 8
+    assert uncoded > ledger["file_bytes"]
+    row = next(line for line in text.splitlines() if line.startswith("| `masks-uncoded`"))
+    assert f"as `whole` |  | {uncoded / 1000:.1f} |" in row
+    assert "| `folding` | not applicable: the network has no norms |" in text
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+
+
+def test_bits_and_banks_are_shown_task_by_task(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+    for seed, bank in ((3, 0), (4, NO_BANK)):
+        tasks = [t | {"bits": seed, "bank": bank, "new_share": seed / 100} for t in result["tasks"]]
+        changed = result | {"seed": seed, "tasks": tasks}
+        published.publish(changed, tmp_path / "unlike-tasks" / f"all-s{seed}.json", "abc")
+    text = make_results.everything(published.read_tables(tmp_path))
+    assert "| `all` | permutation-1 | 3, 4 | 0, none | 3.50 ± 0.71 |" in text
+
+
+def test_a_long_run_says_what_its_first_tasks_weigh() -> None:
+    run = published.read_file(ROOT / "results/long-mnist/tsn-wr-100-tasks-s0.json")
+    line = make_results.along(run)
+    first = run.tasks[:50]
+    accuracy = 2 * sum(t["final_accuracy"] for t in first)
+    size = sum(run.result["ledger"]["tasks"][t["name"]]["total"] for t in first) / 8000
+    assert f"the first 50 have {accuracy:.2f} % in {size:.1f} kB" in line
+    assert line in (ROOT / "docs" / "LOG.md").read_text(encoding="utf-8")
+    short = {k: v for k, v in run.result["ledger"].items() if k != "tasks"}
+    assert make_results.along(replace(run, result=run.result | {"ledger": short})) == ""
+
+
+def test_operations_are_shown_in_thousands(finished: Path, tmp_path: Path) -> None:
+    """And not at all where differences were counted without what they are added to."""
+    result = read_run(finished).result
+    kept = {"operations": [[["fc1", "Linear", 6400, 0.25]]], "with_references": True}
+    kept["latency"] = {k: {"ms": 0.5, "bytes": 1000} for k in ("task", "dense")}
+    for label, bank, flag in (("new", NO_BANK, True), ("old", NO_BANK, False), ("own", 0, False)):
+        tasks = [t | {"bank": bank} for t in result["tasks"]]
+        found = {"tasks": tasks, "measured_on_model": kept | {"with_references": flag}}
+        place = tmp_path / "equal-kilobytes-x" / f"{label}-s3.json"
+        published.publish(result | found, place, "abc")
+    lines = make_results.energy(published.read_tables(tmp_path)).splitlines()[2:]
+    rows = [[c.strip() for c in line.split("|")] for line in lines]
+    assert [row[2:4] for row in rows] == [["6.4", "1.6"], ["–", "–"], ["6.4", "1.6"]]
+    assert all(row[9].endswith("cores") for row in rows)
+
+
+def test_the_front_page_says_what_was_missed(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+    labels = ("tsn-wr", "tsn-wr-no-routing", "separate-w100-d0.03-b2")
+    for sizes, word in (
+        ((31_000, 33_000, 37_000), "missed"),
+        ((31_000, 31_900, 37_000), "reached"),
+    ):
+        for label, size, value in zip(labels, sizes, (0.97, 0.98, 0.99), strict=True):
+            metrics = result["metrics"] | {"average_accuracy": value}
+            changed = {"metrics": metrics, "ledger": result["ledger"] | {"file_bytes": size}}
+            changed |= {"method": "separate"} if label.startswith("separate") else {}
+            place = tmp_path / "equal-kilobytes-mnist" / f"{label}-s3.json"
+            published.publish(result | changed, place, "abc")
+        text = make_results.headline(published.read_tables(tmp_path))
+        assert f"it was {word}: 97.00 % in 31.0 kB, or 98.00 %" in text
+        assert "|  | ten separate networks of 2 bits" in text and "| 99.00 | 37.0 kB |" in text
+
+
+def test_runs_by_the_paper_s_letter_that_cannot_be_are_told(finished: Path, tmp_path: Path) -> None:
+    assert "| five-datasets | tsn | 0 | no data: SVHN |" in make_results.letter({})
+    result = read_run(finished).result
+    place = tmp_path / "paper-five-datasets" / "tsn-wr-stand-ins-s3.json"
+    published.publish(result, place, "abc")
+    text = make_results.letter(published.read_tables(tmp_path))
+    row = next(line for line in text.splitlines() if "tsn-wr, **stand-ins** | 1 |" in line)
+    assert f"| {result['ledger']['file_bytes'] / 1000:.1f} |" in row
 
 
 @pytest.mark.slow
@@ -268,6 +417,7 @@ def test_jobs_are_run_once_and_their_results_kept(
     path = tmp_path / "results" / "grid-x" / "ours-s1.json"
     first = path.read_bytes()
     assert json.loads(first)["commit"] == "abc"
+    assert json.loads(first)["environment"]["jobs"] == 2  # its seconds are not of a run alone
     (failure,) = (tmp_path / "failures.jsonl").read_text().splitlines()
     assert json.loads(failure)["key"] == "grid-x/bad-s1" and "num_tasks" in failure
     capsys.readouterr()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tinysubnets import scenarios
 from tinysubnets.errors import TinySubNetsError
 from tinysubnets.experiments.results import Run
+from tinysubnets.model.subnet import NO_BANK
 
 if TYPE_CHECKING:
     from tinysubnets.model.store import SubnetStore
@@ -61,15 +62,24 @@ class Measured:
             products = [[[p.layer, p.kind, p.macs, p.density] for p in c.products] for c in costs]
         return {
             "operations": products,
+            "with_references": True,  # weights that a difference is added to are counted
             "uncounted": sorted({name for c in costs or () for name in c.uncounted}),
             "fixed_point": {str(bits): self.fixed_point(bits) for bits in widths},
         }
+
+    @property
+    def _has_differences(self) -> bool:
+        """Whether some tasks are differences to others."""
+        return any(task.get("bank") == NO_BANK for task in self.run.tasks)
 
     def operations(self) -> list[Operations] | None:
         """What one sample of each task costs; None without model or data."""
         from tinysubnets.paper.operations import Operations, Product, task_operations
 
-        if (kept := self.published.get("operations")) is not None:
+        kept = self.published.get("operations")
+        if self._has_differences and not self.published.get("with_references"):
+            kept = None  # their masks alone were counted before
+        if kept is not None:
             uncounted = tuple(self.published.get("uncounted") or ())
             return [Operations(tuple(Product(*p) for p in task), uncounted) for task in kept]
         store, tasks = self.store, self.tasks

@@ -89,9 +89,14 @@ def count(net: nn.Module, inputs: Tensor) -> Operations:
 
 
 def task_operations(store: SubnetStore, task: str, inputs: Tensor) -> Operations:
-    """The operations of a learned task for one raw sample, with the densities of its own mask."""
+    """The operations of a learned task for one raw sample, with the densities of its own mask.
+
+    A difference to another task, or to a base, multiplies by the weights of that one too.
+    """
     subnet, architecture = store.subnet(task), store.architecture
-    masks = architecture.split(store.layout.expand(subnet.mask))
+    alone = subnet.reference is None
+    used = store.layout.expand(subnet.mask) if alone else store.weights(task) != 0
+    masks = architecture.split(used)
     densities = {n: float(m.double().mean()) for n, m in masks.items()}
     densities |= {a: densities[n] for a, n in architecture.aliases.items() if n in densities}
     normalized = subnet.normalization(inputs[:1].to(store.device))

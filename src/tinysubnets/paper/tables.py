@@ -170,9 +170,8 @@ def memory(runs: Sequence[Run]) -> Table:
             names = (label(scenario), method_label(group))
             rows.append((*names, *cells, kilobytes(group), recipe_of(group)))
     parts = ("weights: paper", "ours", "codebooks: paper", "ours", "masks: paper", "ours")
-    parts += ("our file, kB",)
     title = "Table 4: memory in % of the dense float32 weights"
-    heads = ("scenario", "method", *parts, "recipe")
+    heads = ("scenario", "method", *parts, "our file, kB", "recipe")
     return Table("memory", title, heads, tuple(rows), notes.MEMORY)
 
 
