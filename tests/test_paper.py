@@ -184,11 +184,14 @@ def test_differences_own_nothing_and_are_not_post_pruned(
 ) -> None:
     result = read_run(runs / "seed-0").result
     monkeypatch.setattr(published, "results_folder", lambda: tmp_path)
-    environment = result["environment"] | {"jobs": 12, "device": "cuda"}
-    changed = shipped(result | {"environment": environment}, "best/permuted-mnist", "tsn-wr")
+    own = {"environment": result["environment"] | {"jobs": 12, "device": "cuda"}}
+    own["measured_on_model"] = {"operations": [[["fc1", "Linear", 1_000_000, 0.25]]]}
+    changed = shipped(result | own, "best/permuted-mnist", "tsn-wr")
     published.publish(changed, tmp_path / "equal-kilobytes-mnist" / "tsn-wr-s0.json", "abc")
     sparsity = row_of(paper.table("sparsity"), "p-MNIST", "TSN-wr")
     assert (sparsity[3], sparsity[5]) == ("–", "–") and sparsity[7] != "–"
+    pruned = row_of(paper.table("operations"), "p-MNIST", "8 bit + p, TSN-wr")
+    assert pruned[3:5] == ("–", "16.00")  # no Υ to multiply by; counted by the masks
     pruning = {r[1]: r for r in paper.table("post-pruning").rows if r[0] == "p-MNIST"}
     assert pruning["with post-pruning"][3] == NOT_RUN
     size = f"{result['ledger']['file_bytes'] / 1000:.1f} (1)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tinysubnets.errors import RunError
 from tinysubnets.experiments import published, recipe
 from tinysubnets.experiments.results import grouped, read_run
 from tinysubnets.model.subnet import NO_BANK
+from tinysubnets.paper import numbers
 from tinysubnets.report import figures, page
 
 ROOT = Path(__file__).parent.parent
@@ -384,6 +386,27 @@ def test_runs_by_the_paper_s_letter_that_cannot_be_are_told(finished: Path, tmp_
     text = make_results.letter(published.read_tables(tmp_path))
     row = next(line for line in text.splitlines() if "tsn-wr, **stand-ins** | 1 |" in line)
     assert f"| {result['ledger']['file_bytes'] / 1000:.1f} |" in row
+
+
+def test_jobs_vary_the_start_and_the_data_apart() -> None:
+    drawn: dict[str, set[tuple[int, str]]] = {}
+    for job in (j for j in jobs.LISTS["main-mnist"]() if j.table == "spread-mnist"):
+        data = next(s for s in job.settings if s.startswith("data.seed="))
+        label = re.sub(r"(-data\d+)?-s\d+$", "", job.name)
+        drawn.setdefault(label, set()).add((job.seed, data))
+    assert drawn == {
+        "tsn-wr-one-order": {(seed, "data.seed=0") for seed in jobs.TEST_SEEDS},
+        "tsn-wr-one-start": {(0, f"data.seed={seed}") for seed in jobs.TEST_SEEDS},
+    }
+
+
+def test_jobs_of_the_paper_s_widths_of_codes() -> None:
+    """With the runs by the recipes themselves they fill its Table 6."""
+    made = {j.name for j in jobs.LISTS["paper-bits"]()}
+    for scenario, widths in numbers.BIT_WIDTHS.items():
+        own = recipe.load(f"paper/{scenario}").learner["bits"]
+        wanted = {f"{scenario}-{bits}-bits-s0" for bits in widths if bits != own}
+        assert {name for name in made if name.startswith(scenario)} == wanted
 
 
 @pytest.mark.slow
