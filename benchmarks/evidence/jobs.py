@@ -79,7 +79,9 @@ def equal_kilobytes() -> Iterator[Job]:
         own = (f"network.width={width}", f"separate.density={density}", f"separate.bits={bits}")
         label = f"separate-w{width}-d{density:g}-b{bits}"
         points.append((label, "separate", (*own, "separate.scale=he")))
-    points.append(("tsn-w16-alone", "tsn", ("network.width=16", "tsn.reference=none")))
+    for width in (24, 16):
+        alone = (f"network.width={width}", "tsn.reference=none")
+        points.append((f"tsn-w{width}-alone", "tsn", alone))
     for label, method, own in points:
         yield from _seeds(table, label, _SMALL, method, TEST_SEEDS, own, 30)
     paper_network = "best/split-cifar100-paper-network"
