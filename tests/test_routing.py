@@ -29,6 +29,7 @@ from tinysubnets.model.routing import (
     PARTS,
     Gaussian,
     Record,
+    Router,
     RoutingSettings,
     fitted_weights,
     has_features,
@@ -578,6 +579,122 @@ def test_a_pretrained_base_finds_tasks_by_its_own_features() -> None:
     plain = make(routing={"parts": ["energy", "base"]})
     plain.learn(permuted()[0])
     assert set(plain.store.subnet("p0").routing) == {"score", "energy"}
+
+
+def over_heads(routing: dict[str, Any], **settings: Any) -> TinySubNets:
+    """A learner of three tasks that are heads over a base."""
+    one = over_base.learner(price=1.0, rungs=("head",), routing=routing, **settings)
+    for number in range(3):
+        one.learn(points(number))
+    assert all(one.store.is_head_alone(s) for s in one.store.subnets.values())
+    return one
+
+
+def alike(store: SubnetStore) -> SubnetStore:
+    """The same tasks with one normalization, as those over a pretrained base have it."""
+    first = next(iter(store.subnets.values())).normalization
+    store.subnets = {n: replace(s, normalization=first) for n, s in store.subnets.items()}
+    store._forget()
+    return store
+
+
+class Passes:
+    """Counts the passes of a store's network: calls of its first layer."""
+
+    def __init__(self, store: SubnetStore) -> None:
+        self.count = 0
+        code = store.architecture.code("eval")
+        next(iter(code.children())).register_forward_hook(self._one_more)
+
+    def _one_more(self, *_: Any) -> None:
+        self.count += 1
+
+    def of(self, call: Any, *args: Any, **settings: Any) -> int:
+        """How many a call takes."""
+        self.count = 0
+        call(*args, **settings)
+        return self.count
+
+
+def test_heads_over_a_base_take_one_pass_of_it() -> None:
+    inputs = torch.cat([points(n).valid.inputs() for n in range(3)])
+    for parts in (("energy", "base"), ("energy", "inputs"), ("energy", "features"), ("base",)):
+        one = over_heads({"parts": parts, "dims": 8})
+        store = one.store
+        by_name = [store.logits(n, inputs) for n in store.tasks]
+        expected = store.predict(inputs)  # in three normalizations
+        energies = torch.stack([z.logsumexp(1) for z in by_name], 1).numpy()
+        # A head's outputs are those of the whole network, to the bit.
+        assert np.array_equal(store.route(inputs, rule="energy").scores, energies)
+        for row, task in enumerate(expected.tasks):
+            logits = by_name[store.tasks.index(task)][row]
+            assert expected.labels[row] == store.subnet(task).classes[int(logits.argmax())]
+        passes = Passes(store)
+        assert passes.of(store.predict, inputs) == 3
+        alike(store)
+        for call in (store.predict, store.route, AllTasks(store)):
+            assert passes.of(call, inputs) == 1, (parts, call)
+        assert Router(store, list(store.subnets.values())).passes() == 1
+        assert passes.of(store.route, inputs, stacked=True) == 1
+        if "base" in parts:
+            assert passes.of(store.route, inputs, shortlist=1) == 1
+            assert np.isfinite(store.route(inputs, shortlist=1).scores).any(1).all()
+        exported = AllTasks(store)(inputs)
+        live = store.predict(inputs)
+        assert np.allclose(exported[5].numpy(), live.routing.scores, rtol=1e-5, atol=1e-5)
+
+
+def test_networks_that_no_part_needs_are_not_asked() -> None:
+    one = over_base.learner(routing={"parts": ["base"], "dims": 8})
+    for number in range(3):
+        one.learn(points(number))
+    store = alike(one.store)
+    assert not any(store.is_head_alone(s) for s in store.subnets.values())
+    inputs = torch.cat([points(n).valid.inputs() for n in range(3)])
+    passes = Passes(store)
+    assert passes.of(store.route, inputs) == 1
+    # The base's pass, then each input by the network of its own task alone.
+    found = store.predict(inputs)
+    assert passes.of(store.predict, inputs) == 1 + len(set(found.tasks))
+    assert Router(store, list(store.subnets.values())).passes() == 2
+    for task in store.tasks:
+        mine = found.tasks == task
+        assert np.array_equal(found.labels[mine], store.predict(task, inputs[mine]))
+    assert np.isfinite(found.routing.scores).all()
+    together = store.predict(inputs[:8], together=True)
+    assert np.array_equal(together.labels, store.predict(together.tasks[0], inputs[:8]))
+    plain = make(routing={"parts": ["inputs"]})
+    for task in permuted()[:2]:
+        plain.learn(task)
+    inputs = permuted()[0].test.inputs()
+    assert Passes(plain.store).of(plain.store.route, inputs) == 0
+
+
+def test_heads_of_any_network_answer_as_the_whole_of_it() -> None:
+    """Where what reaches the head does not tell its outputs, whole passes are made."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(12, 16)
+            self.fc = nn.Linear(16, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * self.fc(self.body(x).relu())
+
+    class Doubling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mul_(2.0)
+
+    torch.manual_seed(0)
+    in_place = nn.Sequential(nn.Linear(12, 16))
+    in_place.add_module("fc", nn.Sequential(Doubling(), nn.ReLU(), nn.Linear(16, 5)))
+    for net in (Scaled(), in_place):
+        one = over_heads({"parts": ["energy", "base"], "dims": 8}, net=net)
+        inputs = torch.cat([points(n).valid.inputs() for n in range(3)])
+        logits = [one.store.logits(n, inputs) for n in one.store.tasks]
+        energies = torch.stack([z.logsumexp(1) for z in logits], 1).numpy()
+        assert np.array_equal(one.store.route(inputs, rule="energy").scores, energies)
 
 
 # What is measured.

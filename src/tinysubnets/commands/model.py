@@ -509,6 +509,7 @@ def _export_all(store: SubnetStore, options: argparse.Namespace) -> int:
     """All tasks in one file, with routing inside."""
     from tinysubnets.format import onnx as export
     from tinysubnets.format.routed import OUTPUTS
+    from tinysubnets.model.routing import Router
 
     if options.int8 or options.data is not None:
         raise SettingError("--int8 and --data are for one task; give --task instead.")
@@ -522,11 +523,8 @@ def _export_all(store: SubnetStore, options: argparse.Namespace) -> int:
     if sample is not None:
         kind = str(sample.dtype).removeprefix("torch.")
         print(f"takes {kind} inputs of shape {('batch', *sample.shape)}, raw")
-    turned = any(s.rotations for s in store.subnets.values())
-    print(
-        f"gives {', '.join(OUTPUTS)}; every input passes {len(store.tasks)} networks"
-        + (", in four rotations each where they were learned" if turned else "")
-    )
+    passes = Router(store, list(store.subnets.values())).passes(all_answers=True)
+    print(f"gives {', '.join(OUTPUTS)}; passes of networks per input: {passes}")
     return 0
 
 

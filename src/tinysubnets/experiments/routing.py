@@ -111,7 +111,7 @@ def without_task(
     found = [f.tasks == p.name for f, p in zip(final, probes, strict=True)]
     out: dict[str, Any] = {
         "rule": final[0].rule,
-        "passes": sum(s.num_turns for s in store.subnets.values()),
+        "passes": Router(store, list(store.subnets.values()), rule).passes(),
         "task_accuracy": float(np.mean([f.mean() for f in found])),
         "confusion": [[int((f.tasks == n).sum()) for n in names] for f in final],
         "confidence": _confidences(final, found),

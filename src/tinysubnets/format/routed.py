@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from tinysubnets.errors import TaskError
 from tinysubnets.model.routing import (
+    BasePass,
     Record,
     Router,
     Told,
+    base_head,
     base_tensors,
     network_part,
     projection,
@@ -58,13 +60,15 @@ class AllTasks(nn.Module):
         self.labels = [(s.name, label) for s in self.subnets for label in s.classes]
         self.register_buffer("powers", 2 ** torch.arange(8).to(torch.uint8))
         self._kept: dict[str, str] = {}  # buffers by what they hold; names of buffers have no dots
-        self._base: list[str] = []  # the base's tensors, where scores need it
+        self._base: list[str] = []  # the base's tensors, where scores have its part
+        self._base_head: list[str] = []  # those of the head that gives it
+        self._alone = {s.number for s in self.subnets if store.is_head_alone(s)}
         self._weights = _Weights(self, store)
         shared = {s.name for s in store.layout.shared}
         for subnet in self.subnets:
             for name, tensor in store.tensors(subnet.name).items():
                 if name not in shared:
-                    self.keep(f"{subnet.number} {name}", tensor)
+                    self.keep(_key(subnet, name), tensor)
             self._check_weights(store, subnet)
         self._keep_projections(store)
 
@@ -75,10 +79,11 @@ class AllTasks(nn.Module):
             dims = records[0].gaussians["inputs"].dims
             self.keep("inputs", projection(math.prod(sample.shape), dims))
         if "base" in self.router.weights:
-            tensors = base_tensors(store, records[0].gaussians["base"].dims)
-            self._base = list(tensors)
+            dims = records[0].gaussians["base"].dims
+            tensors = base_tensors(store, dims)
             for name, tensor in tensors.items():
                 self.keep(f"base {name}", tensor)
+            self._base, self._base_head = list(tensors), list(base_head(store, dims))
         if "features" in self.router.weights:
             weight = next(n for n in store.architecture.output if n.endswith("weight"))
             width = self.kept(f"{self.subnets[0].number} {weight}").shape[1]
@@ -110,7 +115,8 @@ class AllTasks(nn.Module):
         points = {}
         if "inputs" in self._kept:
             points["inputs"] = raw.flatten(1).float() @ self.kept("inputs").T
-        found = [self._claim(i, raw, points, made) for i in range(len(self.subnets))]
+        base = self._base_pass(made)
+        found = [self._claim(i, raw, points, made, base) for i in range(len(self.subnets))]
         scores = torch.stack([score for score, *_ in found], 1)
         own, chance, answer = (torch.stack([f[i] for f in found], 1) for i in (1, 2, 3))
         task = scores.argmax(1)
@@ -124,40 +130,64 @@ class AllTasks(nn.Module):
             unknown = (own.gather(1, place)[:, 0] - kept[:, 0]) / kept[:, 1] < kept[:, 2]
         return task, label, chance.gather(1, place)[:, 0], confidence, unknown, scores
 
+    def _base_pass(self, made: dict[int, dict[str, Tensor]]) -> BasePass | None:
+        """The pass of the base, where a part or a task is made of nothing else."""
+        alone = [s for s in self.subnets if s.number in self._alone]
+        if alone:
+            return BasePass(self.architecture, self._tensors(alone[0], made))
+        if self._base:
+            base = {n: self.kept(f"base {n}") for n in self._base}
+            return BasePass(self.architecture, base)
+        return None
+
+    def _tensors(self, subnet: Subnet, made: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """All tensors of a task's network; `made` has the weights of entries made already."""
+        own = (*subnet.shapes, *self.architecture.constants)
+        return dict(self._weights.of(subnet, made)) | {n: self.kept(_key(subnet, n)) for n in own}
+
     def _claim(
         self,
         index: int,
         raw: Tensor,
         points: Mapping[str, Tensor],
         made: dict[int, dict[str, Tensor]],
+        base: BasePass | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A task's score, the same by its own weights, and its most probable class: [batch] each.
 
         - `points`: inputs in the coordinates of common parts, where scores have them.
         - `made`: the weights of entries that were put together already.
+        - `base`: the pass of the base, where one is needed.
         """
         subnet, router = self.subnets[index], self.router
         record = router.records[index] if router.records else None
-        tensors = dict(self._weights.of(subnet, made))
-        for name in (*subnet.shapes, *self.architecture.constants):
-            tensors[name] = self.kept(f"{subnet.number} {name}")
+        tensors = self._tensors(subnet, made)
         if "features" in router.weights:
             assert record is not None
             rows = self.kept(f"features {record.gaussians['features'].dims}")
             tensors = with_rows(self.architecture, tensors, rows)
-        if self._base:
-            base = {n: self.kept(f"base {n}") for n in self._base}
-            seen = self.architecture(base, subnet.normalization(raw))
-            points = {**points, "base": seen}
-        images = subnet.normalization(raw)
+        if self._base_head:
+            assert base is not None
+            head = {n: self.kept(f"base {n}") for n in self._base_head}
+            points = {**points, "base": base.outputs(subnet, head, raw)}
         turns = range(subnet.num_turns)
-        told = told_by(subnet, [self.architecture(tensors, turned(images, k)) for k in turns])
+        if base is not None and subnet.number in self._alone:
+            outputs = [base.outputs(subnet, tensors, raw, k) for k in turns]
+        else:
+            images = subnet.normalization(raw)
+            outputs = [self.architecture(tensors, turned(images, k)) for k in turns]
+        told = told_by(subnet, outputs)
         parts = {n: _part(n, record, told, points) for n in router.weights}
         score = _weighed(parts, router.weights)
         whole = record is not None and router.whole
         own_score = _weighed(parts, record.weights) if whole and record is not None else score
         chance, answer = told.logits.softmax(1).max(1)
         return score, own_score, chance, answer
+
+
+def _key(subnet: Subnet, name: str) -> str:
+    """Under what a tensor of a task is kept: its own, or one that is no task's."""
+    return f"{subnet.number} {name}" if name in subnet.task_params else f"base {name}"
 
 
 def _part(name: str, record: Record | None, told: Told, points: Mapping[str, Tensor]) -> Tensor:
@@ -183,6 +213,8 @@ class _Weights:
         mask = store.layout.expand(entry.mask)
         if entry.reference == BASE:
             self._keep_all("base", store.base_weights())
+        if entry.adds_nothing:
+            return
         if entry.bank == NO_BANK:
             own = torch.cat([c.decode() for c in entry.own])
             values = torch.zeros(store.layout.num_weights).masked_scatter(mask, own)
@@ -223,6 +255,8 @@ class _Weights:
             before = kept(f"base {name}")
         elif entry.reference is not None:
             before = made[entry.reference][name]
+        if entry.adds_nothing and before is not None:
+            return before
         if entry.bank == NO_BANK:
             own = kept(f"own {entry.number} {name}")
             return own if before is None else before + own

@@ -502,6 +502,22 @@ class Router:
         nothing = Claims(dict.fromkeys(self.parts, empty), empty.long(), empty)
         return Claims.joined([nothing, *found])
 
+    def passes(self, *, all_answers: bool = False) -> int:
+        """How many passes of networks an input takes until it has a label.
+
+        Heads over one base share a pass, and the base's part needs no other.
+
+        - `all_answers`: whether every task gives one, be the winner told by common parts alone.
+        """
+        shared = {(s.normalization, 0) for s in self.subnets if "base" in self.common}
+        own = []  # the passes of each task
+        for subnet in self.subnets:
+            whose = subnet.normalization if self.store.is_head_alone(subnet) else subnet.name
+            own.append({(whose, turn) for turn in range(subnet.num_turns)})
+        if set(self.weights) <= set(COMMON) and not all_answers:  # only the winner's network
+            return max(len(shared | passes) for passes in own)
+        return len(set().union(shared, *own))
+
     @arithmetic("float32", deterministic=True)
     @torch.no_grad()
     def _chunk(self, chunk: Sequence[Tensor], shortlist: int | None, with_answers: bool) -> Claims:
@@ -510,27 +526,71 @@ class Router:
         parts = {n: torch.full((size, count), -math.inf) for n in self.parts}
         answers = torch.zeros(size, count, dtype=torch.int64)
         probability = torch.zeros(size, count)
-        for name in self.common:
-            parts[name] = torch.cat([self._densities(name, raw) for raw in chunk])
         asked = torch.ones(size, count, dtype=torch.bool)
-        if shortlist is not None and shortlist < count:
-            cheap = sum(self.weights[n] * parts[n] for n in self.common)
-            assert isinstance(cheap, Tensor)
-            best = cheap.topk(shortlist, 1).indices
-            asked = torch.zeros_like(asked).scatter_(1, best, True)
-        for columns, rows, outputs in self._outputs(chunk, asked):
-            for column, told in zip(columns, outputs, strict=True):
-                record = self.records[column] if self.records else None
-                for name in (n for n in parts if n not in COMMON):
-                    parts[name][rows, column] = network_part(name, record, told).cpu()
-                if with_answers:
-                    chance = told.logits.softmax(1).max(1)
-                    answers[rows, column] = chance.indices.cpu()
-                    probability[rows, column] = chance.values.cpu()
+        by_networks = [n for n in parts if n not in COMMON]
+
+        def note(column: int, rows: Tensor, told: Told) -> None:
+            record = self.records[column] if self.records else None
+            wanted = asked[rows, column]
+            where = rows[wanted], column
+            for name in by_networks:
+                parts[name][where] = network_part(name, record, told).cpu()[wanted]
+            if with_answers:
+                chance = told.logits.softmax(1).max(1)
+                answers[where] = chance.indices.cpu()[wanted]
+                probability[where] = chance.values.cpu()[wanted]
+
+        networks = list(range(count)) if by_networks or with_answers else []
+        heads = self._heads(networks)
+        base = self._base_pass(heads)
+        starts = np.cumsum([0, *map(len, chunk)]).tolist()
+        for start, raw in zip(starts, chunk, strict=False):
+            rows = torch.arange(start, start + len(raw))
+            for name in self.common:
+                parts[name][rows] = self._densities(name, raw, base)
+            if shortlist is not None and shortlist < count:
+                cheap = sum(self.weights[n] * parts[n][rows] for n in self.common)
+                assert isinstance(cheap, Tensor)
+                # Of equal ones the first, as for the task that wins.
+                best = cheap.argsort(dim=1, descending=True, stable=True)[:, :shortlist]
+                asked[rows] = torch.zeros_like(cheap, dtype=torch.bool).scatter_(1, best, True)
+            for column, head in heads.items():
+                assert base is not None
+                subnet = self.subnets[column]
+                turns = range(subnet.num_turns)
+                outputs = [base.outputs(subnet, head, raw, k) for k in turns]
+                note(column, rows, told_by(subnet, outputs))
+        others = [c for c in networks if c not in heads]
+        for columns, rows, found in self._outputs(chunk, asked, others):
+            for column, told in zip(columns, found, strict=True):
+                note(column, rows, told)
         self._last = None
         return Claims(parts, answers, probability)
 
-    def _densities(self, name: str, raw: Tensor) -> Tensor:
+    def _heads(self, columns: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        """The tensors of the heads of tasks that are heads over the base, by column."""
+        store, head = self.store, f"{self.store.architecture.head}."
+        found = {}
+        for column in columns:
+            subnet = self.subnets[column]
+            if store.is_head_alone(subnet):
+                own = store.task_tensors(subnet).items()
+                tensors = {n: t.to(store.device) for n, t in own if n.startswith(head)}
+                found[column] = self._with_features(column, tensors)
+        return found
+
+    def _base_pass(self, heads: Mapping[int, Any]) -> BasePass | None:
+        """The pass of the base, where a part or a task is made of nothing else."""
+        architecture = self.store.architecture
+        if heads:
+            name = self.subnets[next(iter(heads))].name
+            return BasePass(architecture, self.store.tensors(name))
+        if "base" in self.common:
+            dims = self.records[0].gaussians["base"].dims
+            return BasePass(architecture, base_tensors(self.store, dims))
+        return None
+
+    def _densities(self, name: str, raw: Tensor, base: BasePass | None) -> Tensor:
         """A part in common coordinates, of all tasks for a batch [n, tasks]."""
         points: dict[Normalization | None, Tensor] = {}
         found = []
@@ -538,16 +598,16 @@ class Router:
             gaussian = record.gaussians[name]
             seen = None if name == "inputs" else subnet.normalization  # most often one for all
             if seen not in points:
-                points[seen] = common_points(self.store, subnet, name, raw, gaussian.dims)
+                points[seen] = common_points(self.store, subnet, name, raw, gaussian.dims, base)
             found.append(gaussian.log_density(points[seen]))
         return torch.stack(found, 1).cpu()
 
     def _outputs(
-        self, chunk: Sequence[Tensor], asked: Tensor
+        self, chunk: Sequence[Tensor], asked: Tensor, columns: Sequence[int]
     ) -> Iterator[tuple[list[int], Tensor, list[Told]]]:
         """Columns, rows, and per column what its network tells of a batch, in some order."""
         starts = np.cumsum([0, *map(len, chunk)])
-        groups = self._groups() if self.stacked else [[c] for c in range(len(self.subnets))]
+        groups = self._groups(columns) if self.stacked else [[c] for c in columns]
         for group in groups:
             run = self._prepared(group)
             for start, raw in zip(starts, chunk, strict=False):
@@ -557,10 +617,11 @@ class Router:
                     part = raw if len(rows) == len(raw) else raw[rows]
                     yield group, rows + int(start), run(part)
 
-    def _groups(self) -> list[list[int]]:
+    def _groups(self, columns: Sequence[int]) -> list[list[int]]:
         """Columns whose networks have tensors of equal shapes, and can run in one pass."""
         kinds: dict[Any, list[int]] = {}
-        for column, subnet in enumerate(self.subnets):
+        for column in columns:
+            subnet = self.subnets[column]
             shapes = tuple(sorted(subnet.shapes.items()))
             kind = shapes, bool(subnet.normalization.mean), bool(subnet.rotations)
             kinds.setdefault(kind, []).append(column)
@@ -568,7 +629,8 @@ class Router:
 
     def _prepared(self, group: Sequence[int]) -> Any:
         """What computes, for a raw batch, what the network of each task of a group tells of it."""
-        networks = [self._network(column) for column in group]
+        tensors_of = [self.store.tensors(self.subnets[c].name) for c in group]
+        networks = [self._with_features(c, t) for c, t in zip(group, tensors_of, strict=True)]
         if len(group) > 1:
             return self._stack(group, networks)
         subnet, tensors = self.subnets[group[0]], networks[0]
@@ -590,9 +652,8 @@ class Router:
             last = self._last = normalization, raw, normalization(raw.to(self.store.device))
         return last[2]
 
-    def _network(self, column: int) -> dict[str, Tensor]:
+    def _with_features(self, column: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """A task's tensors, with rows for the projected features where they are wanted."""
-        tensors = self.store.tensors(self.subnets[column].name)
         if "features" not in self.weights:
             return tensors
         dims = self.records[column].gaussians["features"].dims
@@ -618,6 +679,42 @@ class Router:
             return [told_by(s, [o[i] for o in outputs]) for i, s in enumerate(subnets)]
 
         return together
+
+
+class BasePass:
+    """One pass of a frozen base, from which every head over it gives its outputs.
+
+    What reaches the head is kept for one batch at a time, in each normalization and rotation.
+
+    - `tensors`: those of the base, with any head.
+    """
+
+    def __init__(self, architecture: Architecture, tensors: Mapping[str, Tensor]) -> None:
+        self.architecture, self.tensors = architecture, dict(tensors)
+        self.from_head = architecture.from_head()
+        self._raw: Tensor | None = None
+        self._reached: dict[tuple[Normalization, int], tuple[Tensor, Tensor | None]] = {}
+
+    def outputs(
+        self, subnet: Subnet, head: Mapping[str, Tensor], raw: Tensor, turn: int = 0
+    ) -> Tensor:
+        """What the base gives with another head for raw inputs, the bits of a whole pass.
+
+        - `subnet`: the task whose normalization the base sees.
+        - `turn`: how images are turned, see `tasks.rotations`.
+        """
+        if raw is not self._raw:
+            self._raw, self._reached = raw, {}
+        key = subnet.normalization, turn
+        with subnet.explained(raw):
+            if key not in self._reached:
+                device = next(iter(self.tensors.values())).device
+                seen = turned(subnet.normalization(raw.to(device)), turn)
+                self._reached[key] = seen, self.architecture.head_input(self.tensors, seen)
+            seen, reached = self._reached[key]
+            if reached is None:  # a network whose head cannot be told from it
+                return self.architecture(self.tensors | dict(head), seen)
+            return self.from_head(self.tensors | dict(head), reached)
 
 
 def _have(records: Sequence[Record], part: str) -> bool:
@@ -670,28 +767,44 @@ def network_part(name: str, record: Record | None, told: Told) -> Tensor:
     return (values - mean) / deviation
 
 
-def common_points(store: SubnetStore, subnet: Subnet, part: str, raw: Tensor, dims: int) -> Tensor:
+def common_points(
+    store: SubnetStore,
+    subnet: Subnet,
+    part: str,
+    raw: Tensor,
+    dims: int,
+    base: BasePass | None = None,
+) -> Tensor:
     """Raw inputs in the coordinates of a common part, before whitening, on the store's device.
 
     - `subnet`: the task whose normalization the base sees.
     - `dims`: how many coordinates there are at most.
+    - `base`: a pass of the base, where others need it too.
     """
-    raw = raw.to(store.device)
     if part == "inputs":
-        flat = raw.flatten(1).float()
+        flat = raw.to(store.device).flatten(1).float()
         return flat @ projection(flat.shape[1], dims).to(flat.device).T
+    if base is not None:
+        return base.outputs(subnet, base_head(store, dims), raw)
     return store.outputs(subnet, base_tensors(store, dims), raw)
 
 
 def base_tensors(store: SubnetStore, dims: int) -> dict[str, Tensor]:
     """The tensors of the base, with a head that gives its projected inputs."""
     values = {n: t.to(store.device) for n, t in store.base_values().items()}
-    shapes = {s.name: s.shape for s in store.architecture.task_params}
-    weight = next(n for n in store.architecture.output if n.endswith("weight"))
-    rows = projection(shapes[weight][1], dims).to(store.device)
-    empty = {n: rows.new_zeros(0, *shapes[n][1:]) for n in store.architecture.output}
     constants = {n: t.to(store.device) for n, t in store.architecture.constants.items()}
-    return values | constants | with_rows(store.architecture, empty, rows)
+    return values | constants | base_head(store, dims)
+
+
+def base_head(store: SubnetStore, dims: int) -> dict[str, Tensor]:
+    """The tensors of that head."""
+    architecture, head = store.architecture, f"{store.architecture.head}."
+    shapes = {s.name: s.shape for s in architecture.task_params}
+    weight = next(n for n in architecture.output if n.endswith("weight"))
+    rows = projection(shapes[weight][1], dims).to(store.device)
+    empty = {n: rows.new_zeros(0, *shapes[n][1:]) for n in architecture.output}
+    base = {n: t.to(store.device) for n, t in store.base_values().items() if n.startswith(head)}
+    return base | with_rows(architecture, empty, rows)
 
 
 def with_features(
@@ -833,6 +946,8 @@ def route(
         raise TaskError("shortlist and together: inputs of one task are told by all networks.")
     subnets, inputs = candidates(store, inputs, among)
     router = Router(store, subnets, rule, stacked=stacked)
+    if answers and not together and set(router.parts) <= set(COMMON):
+        shortlist = 1  # the network of the task that wins is all that is needed
     claims = router.claims(inputs, batch_size=batch_size, shortlist=shortlist, answers=answers)
     return decide(router, claims, together), claims, subnets
 

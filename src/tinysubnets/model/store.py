@@ -350,18 +350,29 @@ class SubnetStore:
         for other, tensors in known:
             if other is subnet:
                 return tensors
-        tensors = self.architecture.split(self.weights(task)) | subnet.task_tensors()
-        for name in subnet.from_base():
-            tensors[name] = self.base_values()[name]
-        if subnet.adds_to_base:
-            base = self.base_values()
-            tensors |= {n: base[n] + tensors[n] for n in subnet.task_params if n in base}
+        tensors = self.architecture.split(self.weights(task)) | self.task_tensors(subnet)
         tensors |= self.architecture.constants
         decoded = {n: t.to(self.device) for n, t in tensors.items()}
         size = sum(t.numel() * t.element_size() for t in decoded.values())
         num = max(1, min(MAX_DECODED, self.decoded_bytes // max(1, size)))
         self._decoded = (*known, (subnet, decoded))[-num:]
         return decoded
+
+    def task_tensors(self, subnet: Subnet) -> dict[str, Tensor]:
+        """The task-specific parameters of a task, those of the base that it uses too, by name."""
+        tensors = subnet.task_tensors()
+        for name in subnet.from_base():
+            tensors[name] = self.base_values()[name]
+        if subnet.adds_to_base:
+            base = self.base_values()
+            tensors |= {n: base[n] + tensors[n] for n in subnet.task_params if n in base}
+        return tensors
+
+    def is_head_alone(self, subnet: Subnet) -> bool:
+        """Whether a task is the base with a head of its own: all else is the base's."""
+        chain, head = self.chain(subnet), f"{self.architecture.head}."
+        over_base = chain[-1].reference == BASE and all(s.adds_nothing for s in chain)
+        return over_base and all(n.startswith(head) for n in subnet.task_params)
 
     def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
         """The task's logits for raw inputs, one row per sample, on the CPU.
@@ -412,14 +423,9 @@ class SubnetStore:
         - `tensors`: all that the network needs, by name.
         - `seen`: the batch as the network sees it, where it was normalized, or turned, already.
         """
-        try:
+        with subnet.explained(raw):
             seen = subnet.normalization(raw.to(self.device)) if seen is None else seen
             return self.architecture(tensors, seen)
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise TaskError(
-                f"the network of task {subnet.name!r} cannot take {raw.dtype} inputs of shape "
-                f"{tuple(raw.shape)}: {error}. {subnet.layout_hint(raw)}".rstrip()
-            ) from error
 
     def _answers(self, task: str, inputs: Any) -> Tensor:
         """Logits to answer by: of inputs in the task's own scale, and none of them NaN."""

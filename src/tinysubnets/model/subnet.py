@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -282,6 +283,17 @@ class Subnet:
     def layout_hint(self, inputs: Tensor) -> str:
         """What to do about a batch of another shape than was learned from, where that is known."""
         return "" if self.sample is None else layout_hint(tuple(inputs.shape), self.sample.shape)
+
+    @contextmanager
+    def explained(self, inputs: Tensor) -> Iterator[None]:
+        """Inside, what the network cannot compute of raw inputs is an error that says of which."""
+        try:
+            yield
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise TaskError(
+                f"the network of task {self.name!r} cannot take {inputs.dtype} inputs of shape "
+                f"{tuple(inputs.shape)}: {error}. {self.layout_hint(inputs)}".rstrip()
+            ) from error
 
     def check_scale(self, inputs: Tensor) -> None:
         """Refuse inputs scaled to fractions of 1 where the task was learned from raw pixels."""

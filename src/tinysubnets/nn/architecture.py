@@ -175,6 +175,15 @@ class Architecture:
             part = self.code(mode).get_submodule(self.head)
         return self._stateless(mode)(tensors, inputs, part)
 
+    def head_input(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor | None:
+        """What reaches the head for normalized inputs [samples, ...], in evaluation.
+
+        `from_head` makes of it what the whole network gives, to the bit. None where it cannot: the
+        head is called otherwise than once with one tensor, changes it in place, or its output is
+        not the network's.
+        """
+        return self._stateless("eval").input_of(self.head, tensors, inputs)
+
     def task_param_shapes(self, num_classes: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the task-specific parameters: the head has exactly the task's classes."""
         return {
@@ -373,7 +382,7 @@ class StatelessModule:
         a millisecond faster: the places are known.
         """
         if torch.compiler.is_compiling():  # the form that a compiler knows
-            return torch.func.functional_call(self.net, dict(tensors), (inputs,))
+            return self._call(dict(tensors), inputs, part)
         before: list[tuple[dict[str, Any], str, Tensor, Tensor]] = []
         with self._lock:
             try:
@@ -393,6 +402,52 @@ class StatelessModule:
                 "running statistics belong to each task, or a local variable."
             )
         return output
+
+    def _call(self, tensors: dict[str, Tensor], inputs: Tensor, part: nn.Module | None) -> Tensor:
+        """The same by `functional_call`, which takes names as the part has them."""
+        if part is None:
+            return torch.func.functional_call(self.net, tensors, (inputs,))
+        prefix = next(n for n, m in self.net.named_modules() if m is part) + "."
+        own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        return torch.func.functional_call(part, own, (inputs,))
+
+    def input_of(self, name: str, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor | None:
+        """The one tensor [samples, ...] that a part is called with and leaves as it is.
+
+        None if there is none such, or if the part's output is not the network's.
+        """
+        before: list[tuple[Any, ...]] = []
+        after: list[Any] = []
+
+        def enters(_: nn.Module, args: Any, kwargs: Any) -> None:
+            before.append((*args, *kwargs.values(), *map(_version, args)))
+
+        def leaves(_: nn.Module, args: Any, output: Any) -> None:
+            after.append((output, *map(_version, args)))
+
+        part = self.net.get_submodule(name)
+        with self._lock:  # hooks see the calls of all threads
+            hooks = (
+                part.register_forward_pre_hook(enters, with_kwargs=True),
+                part.register_forward_hook(leaves),
+            )
+            try:
+                result = self(tensors, inputs)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        if len(after) != 1 or not len(before[0]) == len(after[0]) == 2:
+            return None
+        (given, version), (output, version_after) = before[0], after[0]
+        if output is not result or version != version_after:
+            return None
+        fits = isinstance(given, Tensor) and given.is_floating_point() and given.ndim > 0
+        return given if fits and len(given) == len(inputs) else None
+
+
+def _version(value: Any) -> int | None:
+    """How often a tensor was changed in place, where that is counted."""
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
 
 def _meta_copy(net: nn.Module, mode: Mode) -> nn.Module:

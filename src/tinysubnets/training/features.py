@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.loader import DeviceLoader
@@ -46,35 +45,13 @@ def _features(
     architecture: Architecture, tensors: Mapping[str, Tensor], loader: DeviceLoader, most_bytes: int
 ) -> Tensor | None:
     """What reaches the head for each sample [samples, ...], on the CPU, in the data's order."""
-    calls: list[tuple[Any, Any, Any]] = []
-
-    def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        calls.append((args, kwargs, output))
-
     found: list[Tensor] = []
-    head = architecture.code("eval").get_submodule(architecture.head)
-    handle = head.register_forward_hook(note, with_kwargs=True)
-    try:
-        for inputs, _ in loader.chunks(EVAL_BATCH):
-            calls.clear()
-            with arithmetic("float32", deterministic=True):
-                logits = architecture(tensors, inputs)
-            given = _only_input(calls, logits)
-            if given is None or len(given) != len(inputs):
-                return None
-            if given.numel() // len(given) * len(loader) * given.element_size() > most_bytes:
-                return None
-            found.append(given.cpu())
-    finally:
-        handle.remove()
+    for inputs, _ in loader.chunks(EVAL_BATCH):
+        with arithmetic("float32", deterministic=True):
+            given = architecture.head_input(tensors, inputs)
+        if given is None:
+            return None
+        if given.numel() // len(given) * len(loader) * given.element_size() > most_bytes:
+            return None
+        found.append(given.cpu())
     return torch.cat(found)
-
-
-def _only_input(calls: list[tuple[Any, Any, Any]], logits: Tensor) -> Tensor | None:
-    """The one tensor that the head was called with, if its output is the network's own."""
-    if len(calls) != 1:
-        return None
-    args, kwargs, output = calls[0]
-    if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or output is not logits:
-        return None
-    return args[0] if args[0].is_floating_point() else None
