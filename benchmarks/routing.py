@@ -27,9 +27,10 @@ from tinysubnets import networks, scenarios
 from tinysubnets.datasets.images import fit
 from tinysubnets.experiments.metrics import Probe
 from tinysubnets.experiments.recipe import Plan
-from tinysubnets.experiments.routing import Routed, auroc, without_task
+from tinysubnets.experiments.routing import Routed, without_task
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.tables import text_table
+from tinysubnets.model.evaluation import auroc
 from tinysubnets.model.routing import Gaussian, Record, RoutingSettings, routing_of
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import PackedMask, Sample, Subnet, code

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections import OrderedDict
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,44 @@ def test_evaluate_measures_a_task_on_labeled_data(
     np.savez(tmp_path / "new.npz", inputs=images, labels=["other"] * 20)
     assert main(command) == 2
     assert "other are no classes of the task" in capsys.readouterr().err
+
+
+def test_evaluate_measures_how_foreign_inputs_are_told(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, labels = pictures(20, seed=9)
+    foreign = np.random.default_rng(0).integers(0, 256, (12, 1, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", inputs=images)  # no labels are needed
+    (tmp_path / "others").mkdir()
+    for number, picture in enumerate(foreign):
+        Image.fromarray(picture[0]).save(tmp_path / "others" / f"{number:02}.png")
+    own, others = str(tmp_path / "own.npz"), str(tmp_path / "others")
+    command = ["evaluate", str(model), "--data", own, "--unknown", others]
+    store = SubnetStore.load(model)
+    live = store.evaluate_unknown(images, foreign)
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"tasks": list(store.tasks), **asdict(live)}
+    assert main([*command, "--task", "left"]) == 0
+    shown = capsys.readouterr().out
+    assert str(store.evaluate_unknown(images, foreign, among=["left"])) in shown
+    assert f"on {own} and {others}" in shown
+    # Of files with a test part that part is taken.
+    np.savez(
+        tmp_path / "own.npz", inputs=foreign, labels=labels[:12],
+        test_inputs=images, test_labels=labels,
+    )  # fmt: skip
+    (tmp_path / "others" / "test").mkdir()
+    for picture in (tmp_path / "others").glob("1*.png"):
+        picture.rename(tmp_path / "others" / "test" / picture.name)
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {
+        "tasks": list(store.tasks),
+        **asdict(store.evaluate_unknown(images, foreign[10:])),
+    }
+    assert main(["evaluate", str(model), "--data", own]) == 2
+    assert "--task NAME is needed" in capsys.readouterr().err
 
 
 def test_predict_explains_what_it_cannot_take(

@@ -22,9 +22,10 @@ from tinysubnets.baselines.masked import WSN
 from tinysubnets.cli import main
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.experiments import metrics
-from tinysubnets.experiments.routing import Routed, auroc, without_task
+from tinysubnets.experiments.routing import Routed, without_task
 from tinysubnets.format.routed import AllTasks
 from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.evaluation import auroc
 from tinysubnets.model.routing import (
     PARTS,
     Gaussian,
@@ -142,6 +143,29 @@ def test_inputs_that_no_task_claims_are_unknown() -> None:
     assert other.unknown.mean() > 0.95
     assert auroc(own.typicality, other.typicality) > 0.98
     assert abs(float(np.mean(own.typicality))) < 0.5
+
+
+def test_how_well_another_data_set_is_told_from_the_tasks() -> None:
+    inputs, _, _ = mixed()
+    learner = learned()
+    foreign = torch.randint(0, 17, (300, 64), dtype=torch.uint8)
+    own, other = learner.store.route(inputs), learner.store.route(foreign)
+    found = learner.evaluate_unknown(inputs, foreign)
+    pairs = (own.typicality[:, None] > other.typicality[None]).mean()
+    assert found.auroc == pytest.approx(pairs, abs=1e-6) and found.auroc > 0.98
+    assert found.refused == other.unknown.mean() and found.own_refused == own.unknown.mean()
+    assert (found.num_known, found.num_unknown) == (1200, 300)
+    assert f"{found.auroc:.4f}" in str(found) and "of 300 foreign inputs" in str(found)
+    # One task's inputs are foreign to the two others.
+    p1, p2 = (permuted()[n].test.inputs() for n in (1, 2))
+    assert learner.evaluate_unknown(p1, p2, among=["p0", "p1"]).auroc > 0.9
+    assert learner.store.evaluate_unknown(p1, p1).auroc == pytest.approx(0.5)
+    with pytest.raises(TaskError, match="no unknown inputs"):
+        learner.evaluate_unknown(p1, p1[:0])
+    bare = make(routing={"parts": []})
+    bare.learn(permuted()[0])
+    with pytest.raises(TaskError, match="cannot be told"):
+        bare.evaluate_unknown(p1, p2)
 
 
 def test_how_many_own_inputs_may_be_refused_is_a_setting() -> None:

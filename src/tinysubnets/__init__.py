@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what a type checker sees; tests compare it with the table b
     from tinysubnets.method.settings import TSNSettings as TSNSettings
     from tinysubnets.model.bank import Bank as Bank
     from tinysubnets.model.evaluation import Evaluation as Evaluation
+    from tinysubnets.model.evaluation import UnknownEvaluation as UnknownEvaluation
     from tinysubnets.model.routing import Prediction as Prediction
     from tinysubnets.model.routing import Routing as Routing
     from tinysubnets.model.routing import RoutingSettings as RoutingSettings
@@ -65,7 +66,7 @@ _PUBLIC = {
     "method.pruning": "PruningSettings",
     "method.settings": "TSNSettings",
     "model.bank": "Bank",
-    "model.evaluation": "Evaluation",
+    "model.evaluation": "Evaluation UnknownEvaluation",
     "model.routing": "Prediction Routing RoutingSettings",
     "model.size": "Ledger",
     "model.store": "SubnetStore",

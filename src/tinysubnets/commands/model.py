@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,9 +145,17 @@ def _add_predict(subparsers: Any) -> None:
 def _add_evaluate(subparsers: Any) -> None:
     text = "accuracy of a task on labeled data, by class and with what is taken for what"
     evaluate = command(subparsers, "evaluate", text, _evaluate)
-    add_task(evaluate)
+    evaluate.add_argument(
+        "--task", metavar="NAME", help="the task's name; with --unknown by default all tasks"
+    )
     evaluate.add_argument(
         "--data", required=True, metavar="DIR", help="images per class, or .npz; test/ if it has it"
+    )
+    evaluate.add_argument(
+        "--unknown",
+        metavar="DIR",
+        help="images or .npz of something else: measure how well they are told from those of "
+        "--data, which need no labels then",
     )
     evaluate.add_argument("--json", action="store_true", help="print plain data instead of text")
     add_net(evaluate)
@@ -282,6 +291,10 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    if options.unknown is not None:
+        return _evaluate_unknown(options)
+    if options.task is None:
+        raise SettingError("--task NAME is needed, or --unknown DIR for inputs of something else.")
     store = _loaded(options, options.task)
     part, _ = _labeled(store, options)
     if strange := _strange(part.labels, store.subnet(options.task).classes):
@@ -296,6 +309,30 @@ def _evaluate(options: argparse.Namespace) -> int:
     where = f"{options.data}, {part.name}" if part.name else f"{options.data}, all of it"
     print(f"{for_terminal(str(found), keep=LINE_END)}\non {for_terminal(where)}")
     return 0
+
+
+def _evaluate_unknown(options: argparse.Namespace) -> int:
+    """How well inputs of something else are told from those of the tasks."""
+    store = _loaded(options, options.task)
+    tasks = list(store.tasks) if options.task is None else [options.task]
+    own = _test_inputs(store, tasks, options.data)
+    foreign = _test_inputs(store, tasks, options.unknown)
+    found = store.evaluate_unknown(own, foreign, among=tasks)
+    if options.json:
+        print(_as_json({"tasks": tasks, **asdict(found)}))
+        return 0
+    print(f"{found}\non {for_terminal(options.data)} and {for_terminal(options.unknown)}")
+    return 0
+
+
+def _test_inputs(store: SubnetStore, tasks: Sequence[str], data: str) -> np.ndarray:
+    """Raw inputs for some tasks, of the test part where there is one."""
+    from tinysubnets.datasets.loaders import has_test_arrays, load_npz
+
+    if Path(data).suffix == ".npz" and has_test_arrays(data):
+        return load_npz(data, "test").inputs
+    held_out = Path(data) / "test"
+    return _read_inputs(store, tasks, [str(held_out) if held_out.is_dir() else data])[1]
 
 
 def _predict_routed(store: SubnetStore, options: argparse.Namespace) -> int:

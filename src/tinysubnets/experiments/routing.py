@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tinysubnets.experiments import metrics
+from tinysubnets.model.evaluation import auroc
 from tinysubnets.model.routing import Claims, Router, Routing, candidates, decide
 
 if TYPE_CHECKING:
@@ -179,17 +180,6 @@ def _unknown(
         "refused": float(np.mean(refused)),
         "own_refused": float(np.mean([f.unknown.mean() for f in final])),
     }
-
-
-def auroc(known: np.ndarray, unknown: np.ndarray) -> float:
-    """The area under the ROC curve: the chance that a known input ranks above an unknown one.
-
-    >>> auroc(np.array([3.0, 2.0]), np.array([1.0, 2.0]))
-    0.875
-    """
-    others = np.sort(unknown)
-    below, not_above = (np.searchsorted(others, known, side) for side in ("left", "right"))
-    return float((below + not_above).sum() / (2 * len(known) * len(unknown)))
 
 
 def _together(

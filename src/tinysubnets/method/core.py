@@ -45,7 +45,7 @@ from tinysubnets.method.compress import Compressed, Compressor, TaskParamSetting
 from tinysubnets.method.progress import OnEpoch
 from tinysubnets.method.pruning import PruningSettings, PruningStep, result_of
 from tinysubnets.model.bank import Bank, Base, BaseSource, base_values, check_base
-from tinysubnets.model.evaluation import Evaluation
+from tinysubnets.model.evaluation import Evaluation, UnknownEvaluation
 from tinysubnets.model.routing import RoutingSettings, routing_of
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
@@ -691,6 +691,12 @@ class MaskedLearner(ABC):
     def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
         """How well a learned task is answered; see `SubnetStore.evaluate`."""
         return self.store.evaluate(task, data, labels)
+
+    def evaluate_unknown(
+        self, known: Any, unknown: Any, *, among: Sequence[str] | None = None
+    ) -> UnknownEvaluation:
+        """How well foreign inputs are told from own; see `SubnetStore.evaluate_unknown`."""
+        return self.store.evaluate_unknown(known, unknown, among=among)
 
     def _told(self, task: str | None) -> str:
         if task is None:

@@ -87,6 +87,42 @@ class Evaluation:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class UnknownEvaluation:
+    """How well inputs that belong to no task are told from those that do.
+
+    - `auroc`: the area under the ROC curve: the chance that an input of a task is more typical of
+      the task that claims it than a foreign one.
+    - `refused`, `own_refused`: the shares of foreign and of own inputs that are taken for unknown.
+    - `num_unknown`, `num_known`: how many of them there were.
+    """
+
+    auroc: float
+    refused: float
+    own_refused: float
+    num_unknown: int
+    num_known: int
+
+    def __str__(self) -> str:
+        """One line."""
+        return (
+            f"area under the ROC curve {self.auroc:.4f}; taken for unknown: "
+            f"{100 * self.refused:.2f} % of {self.num_unknown:,} foreign inputs, "
+            f"{100 * self.own_refused:.2f} % of {self.num_known:,} of the tasks"
+        )
+
+
+def auroc(known: np.ndarray, unknown: np.ndarray) -> float:
+    """The area under the ROC curve: the chance that a known input ranks above an unknown one.
+
+    >>> auroc(np.array([3.0, 2.0]), np.array([1.0, 2.0]))
+    0.875
+    """
+    others = np.sort(unknown)
+    below, not_above = (np.searchsorted(others, known, side) for side in ("left", "right"))
+    return float((below + not_above).sum() / (2 * len(known) * len(unknown)))
+
+
 def evaluate(
     logits: Callable[[Any], Tensor],
     task: str,

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
 from tinysubnets.model.bank import Bank, Base, BaseSource
-from tinysubnets.model.evaluation import Evaluation, evaluate, probabilities
+from tinysubnets.model.evaluation import (
+    Evaluation,
+    UnknownEvaluation,
+    auroc,
+    evaluate,
+    probabilities,
+)
 from tinysubnets.model.mask_references import (
     MAX_BY_MATRIX,
     MAX_SCORE_REFERENCES,
@@ -543,6 +549,32 @@ class SubnetStore:
             data,
             labels,
             subnet.pixels,
+        )
+
+    def evaluate_unknown(
+        self, known: Any, unknown: Any, *, among: Sequence[str] | None = None
+    ) -> UnknownEvaluation:
+        """How well inputs that belong to no task, of another data set say, are told from others.
+
+        - `known`: raw inputs of the tasks that nothing was learned from, as for `logits`.
+        - `unknown`: foreign ones of the same shape and kind.
+        - `among`: as for `predict`.
+        """
+        own, foreign = (self.route(inputs, among=among) for inputs in (known, unknown))
+        for found, what in ((own, "known"), (foreign, "unknown")):
+            if not len(found):
+                raise TaskError(f"no {what} inputs are given.")
+            if np.isnan(found.typicality).any():
+                raise TaskError(
+                    "unknown inputs cannot be told: not all tasks that may be asked keep what "
+                    "recognizes their inputs. Learn with routing.parts, or name those in `among`."
+                )
+        return UnknownEvaluation(
+            auroc(own.typicality, foreign.typicality),
+            float(foreign.unknown.mean()),
+            float(own.unknown.mean()),
+            len(foreign),
+            len(own),
         )
 
     def module(self, task: str) -> nn.Module:
