@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tinysubnets import networks, scenarios
 from tinysubnets.datasets.images import fit
 from tinysubnets.experiments.metrics import Probe
 from tinysubnets.experiments.recipe import Plan
-from tinysubnets.experiments.routing import Routed, without_task
+from tinysubnets.experiments.routing import TOGETHER, Routed, without_task
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.model.evaluation import auroc
@@ -41,6 +41,7 @@ from tinysubnets.tasks.task import Split, Task
 
 NUM_TASKS, BATCH = 10, 256
 UNKNOWN_SAMPLES = 2000
+IN_BATCHES = ("together", "domain-IL, together")  # columns of batches of one task
 RULES: dict[str, dict[str, Any] | str] = {
     "entropy (SupSup)": "entropy",
     "energy, raw": "energy",
@@ -183,6 +184,7 @@ class Learned:
         kept = 0.0 if name else total.routing
         dense = 32 * self.store.layout.num_weights
         row = {
+            "passes": found["passes"],
             "task found": found["task_accuracy"],
             "class-IL": found["class-IL"]["average_accuracy"],
             "domain-IL": (found["domain-IL"] or {}).get("average_accuracy"),
@@ -260,14 +262,32 @@ def main() -> None:
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
     columns = list(dict.fromkeys(k for row in rows for k in row if k not in ("seed", "on")))
-    cells = [[_shown(row.get(c), c) for c in columns] for row in rows]
-    print(text_table(cells, columns, num_labels=2))
+    print(tables(rows, ("run", "rule"), columns))
+
+
+def tables(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], columns: Sequence[str]) -> str:
+    """Rows as a table of single inputs, and one of batches of one task: never side by side."""
+    single = [c for c in columns if c not in (*labels, *IN_BATCHES)]
+    found = [_table(rows, labels, single)]
+    in_batches = [r for r in rows if any(r.get(c) is not None for c in IN_BATCHES)]
+    if in_batches:
+        text = _table(
+            in_batches, [*labels, *(c for c in ("seed", "on") if c in columns)], IN_BATCHES
+        )
+        found.append(f"batches of {TOGETHER} inputs that are known to be of one task\n{text}")
+    return "\n\n".join(found)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], labels: Sequence[str], columns: Sequence[str]) -> str:
+    cells = [[_shown(row.get(c), c) for c in (*labels, *columns)] for row in rows]
+    return text_table(cells, [*labels, *columns], num_labels=len(labels))
 
 
 def _shown(value: Any, column: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    return f"{value:.0f}" if column == "bytes per task" else f"{100 * value:.2f}"
+    whole = column in ("seed", "passes", "bytes per task")
+    return f"{value:.0f}" if whole else f"{100 * value:.2f}"
 
 
 if __name__ == "__main__":

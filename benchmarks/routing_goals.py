@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.routing import RULES, Learned
-from tinysubnets.experiments.tables import text_table
+from benchmarks.routing import RULES, Learned, tables
 
 DEVELOPMENT_SEEDS, TEST_SEEDS = (100, 101), (0, 1, 2)
 MOST_LOST, MOST_MORE = 0.005, 0.02  # of accuracy with the task known; of the dense network's bytes
@@ -204,18 +203,10 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def shown(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of a scenario's rows."""
-    columns = ["variant", "rule", "seed", "on", "task known", "class-IL", "domain-IL", "task found"]
-    columns += ["together", "domain-IL, together", "AUROC, tasks", "file", "bytes per task"]
-    mine = [r for r in rows if r["scenario"] == name]
-    cells = [[_cell(r.get(c), c) for c in columns] for r in mine]
-    return text_table(cells, columns, num_labels=2)
-
-
-def _cell(value: Any, column: str) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return f"{value:.0f}" if column in ("seed", "bytes per task") else f"{100 * value:.2f}"
+    """A table of a scenario's rows, and one of batches."""
+    columns = ["seed", "on", "task known", "passes", "class-IL", "domain-IL", "task found"]
+    columns += ["AUROC, tasks", "file", "bytes per task"]
+    return tables([r for r in rows if r["scenario"] == name], ("variant", "rule"), columns)
 
 
 def main() -> None:

@@ -413,7 +413,9 @@ def _without_name(runs: Sequence[Run]) -> list[tuple[str, ...]]:
         parts += [f"{kind} {shown}"] if shown else []
     if not parts:
         return []
-    name = "the same without the task's name"
+    passes = sorted({int(n) for r in runs if (n := r.routed("passes")) is not None})
+    price = f", {passes[-1]} passes" if passes else ""
+    name = f"the same without the task's name{price}"
     return [("", name, str(len(runs)), "", ", ".join(parts), "", "", "", "not in the paper")]
 
 

@@ -40,7 +40,9 @@ _COLUMNS = {
 
 _ROUTED = {  # measured without the task's name, in the same run
     "class-IL": ("class-IL", "average_accuracy"),
+    "class-IL BWT": ("class-IL", "backward_transfer"),
     "domain-IL": ("domain-IL", "average_accuracy"),
+    "domain-IL BWT": ("domain-IL", "backward_transfer"),
     "task found": ("task_accuracy",),
     "class-IL, entropy": ("entropy_rule", "class-IL"),
     "domain-IL, entropy": ("entropy_rule", "domain-IL"),
@@ -224,8 +226,10 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
     if not any(folder.rglob("result.json")):
         return "no run was finished."
     groups = grouped(find_runs([folder]))
-    routed = [t for t in _ROUTED if any(r.routed(*_ROUTED[t]) for g in groups for r in g.runs)]
+    all_runs = [r for g in groups for r in g.runs]
+    routed = [t for t in _ROUTED if any(r.routed(*_ROUTED[t]) is not None for r in all_runs)]
     shown = [f"{c} %" for c in (*_COLUMNS, *routed, "file", "paper")]
+    shown += ["passes"] if routed else []
     headings, rows = ["method", "scenario type", *shown, "seconds"], []
     for group in sorted(
         groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].scenario_type)
@@ -235,16 +239,19 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
         spreads += [_spread([r.capacity(v) for r in group.runs]) for v in ("file", "paper")]
         seconds = _spread([r.result.get("seconds") for r in group.runs])
         row = [group.method, group.runs[0].scenario_type]
-        row += [_show(spread, 100.0) for spread in spreads] + [_show(seconds, 1.0)]
-        rows.append(row)
+        row += [_show(spread, 100.0) for spread in spreads]
+        row += [group.passes or "–"] if routed else []
+        rows.append([*row, _show(seconds, 1.0)])
     notes = ["mean ± standard deviation (runs)"]
     if routed:
         notes.append(
             "class-IL, domain-IL: the same models without the task's name, by routing over all "
-            "tasks' networks; task found: how often it is the right one; entropy: the rule of "
-            "SupSup on the same models; unknown: how well inputs of a task left out are told"
+            "tasks' networks; passes: how many of these an input takes; their BWT: new tasks "
+            "compete, though no output changes; task found: how often it is the right one; "
+            "entropy: the rule of SupSup on the same models; unknown: how well inputs of a task "
+            "left out are told"
         )
-    kinds = {r.matrix_kind for g in groups for r in g.runs} - {"full"}
+    kinds = {r.matrix_kind for r in all_runs} - {"full"}
     notes += [
         f"--matrix {kind}: measured {MATRICES[kind]}; what needs more cells is –"
         for kind in sorted(kinds)

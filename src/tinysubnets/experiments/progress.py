@@ -313,14 +313,18 @@ def _without_task(found: Mapping[str, Any]) -> str:
     rows = []
     for kind, text in (("class-IL", "task and class right"), ("domain-IL", "label right")):
         if found.get(kind):
-            rows.append((f"{kind}: {text}", f"{100 * found[kind]['average_accuracy']:.2f} %"))
+            own = found[kind]
+            rows.append((f"{kind}: {text}", f"{100 * own['average_accuracy']:.2f} %"))
+            if own.get("backward_transfer") is not None:  # no output changes, but tasks compete
+                rows.append((f"{kind}: BWT", f"{100 * own['backward_transfer']:.2f} %"))
     rows.append(("task found", f"{100 * found['task_accuracy']:.2f} %"))
     if found.get("entropy_rule"):
         share = found["entropy_rule"]["task_accuracy"]
         rows.append(("the same by least entropy (SupSup)", f"{100 * share:.2f} %"))
     if found.get("unknown"):
         rows.append(("unknown inputs told, AUROC", f"{100 * found['unknown']['auroc']:.2f} %"))
-    title = f"without the task's name, by {found['rule']}, {found['passes']} passes"
+    passes = f"{found['passes']} pass{'es' * (found['passes'] != 1)} of networks an input"
+    title = f"without the task's name, by {found['rule']}, {passes}"
     return f"{title}\n{text_table(rows)}"
 
 

@@ -110,6 +110,8 @@ def _without_task(found: Any) -> dict[str, Any] | None:
         out[kind] = {k: own.get(k) for k in numbers} if isinstance(own, dict) else None
     out["unknown"] = {"auroc": (found.get("unknown") or {}).get("auroc")}
     out["entropy_rule"] = found.get("entropy_rule")
+    if isinstance(found.get("together"), dict):
+        out["together"] = found["together"]
     return out
 
 

@@ -439,6 +439,12 @@ class Group:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         return f"{self.recipe} with {few}{more}"
 
+    @property
+    def passes(self) -> str:
+        """How many passes of networks an input takes whose task is not told; "" where unknown."""
+        counts = sorted({int(n) for r in self.runs if (n := r.routed("passes")) is not None})
+        return "–".join(map(str, counts[:1] + counts[1:][-1:]))
+
     def spread(self, measure: Callable[[Run], float | None]) -> Spread | None:
         """Mean and deviation of what was measured in each run; None where in no run."""
         values = [v for v in map(measure, self.runs) if v is not None]

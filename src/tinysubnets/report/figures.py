@@ -369,9 +369,11 @@ def task_confusion(run: Run) -> Figure | None:
     found, rule = run.routed("task_accuracy"), run.without_task.get("rule")
     told = []
     for kind, text in (("class-IL", "task and class"), ("domain-IL", "the label")):
-        share = run.routed(kind, "average_accuracy")
-        told += [] if share is None else [f"{text} right for {100 * share:.1f} % ({kind})"]
-    area = run.routed("unknown", "auroc")
+        share, transfer = (run.routed(kind, k) for k in ("average_accuracy", "backward_transfer"))
+        moved = "" if transfer is None else f", BWT {100 * transfer:.2f} points"
+        told += [] if share is None else [f"{text} right for {100 * share:.1f} % ({kind}{moved})"]
+    area, passes = run.routed("unknown", "auroc"), run.routed("passes")
+    price = "" if passes is None else f" Passes of networks an input takes: {passes:.0f}."
     strange = "" if area is None else f" Inputs of a task left out are told with AUROC {area:.2f}."
     return Figure(
         "task-confusion",
@@ -379,7 +381,7 @@ def task_confusion(run: Run) -> Figure | None:
         confusion_map("tasks taken for each other", counts, names),
         f"Rows: inputs of a task. Columns: the task whose network claimed them, by {rule}, among "
         f"all {len(names)}. Right for {100 * (found or 0):.1f} % of inputs; {', '.join(told)}."
-        f"{strange}",
+        f"{strange}{price}",
     )
 
 

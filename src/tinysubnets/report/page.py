@@ -189,7 +189,8 @@ def _without_task(group: Group) -> list[dict[str, str]]:
         return []
     for kind, share in shares.items():
         if share is not None:
-            detail = f"{kind}, task found {found.mean * 100:.1f} %"
+            price = f", passes: {group.passes}" if group.passes else ""
+            detail = f"{kind}, task found {found.mean * 100:.1f} %{price}"
             return [_tile("without the task's name", f"{share.mean * 100:.1f}", "%", detail)]
     return []
 
@@ -230,13 +231,24 @@ GROUP_COLUMNS = (  # what matters stands first: a phone shows the first columns 
 ROUTED_COLUMNS = (  # what is measured without the task's name
     Column("method", "name", lambda g: g.method),
     Column("class-IL, %", "n", _mean(lambda r: r.routed("class-IL", "average_accuracy"), 2, 100)),
+    Column(
+        "class-IL BWT, points",
+        "n",
+        _mean(lambda r: r.routed("class-IL", "backward_transfer"), 2, 100),
+    ),
     Column("domain-IL, %", "n", _mean(lambda r: r.routed("domain-IL", "average_accuracy"), 2, 100)),
+    Column(
+        "domain-IL BWT, points",
+        "n",
+        _mean(lambda r: r.routed("domain-IL", "backward_transfer"), 2, 100),
+    ),
     Column(
         "class-IL by entropy (SupSup), %",
         "n",
         _mean(lambda r: r.routed("entropy_rule", "class-IL"), 2, 100),
     ),
     Column("unknown inputs, AUROC %", "n", _mean(lambda r: r.routed("unknown", "auroc"), 2, 100)),
+    Column("passes of networks", "n", lambda g: g.passes or "–"),
     Column("recipe", "long", lambda g: g.label),
 )
 
