@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ import pytest
 from run_helpers import numbers, small_options, tsn
 from tinysubnets.cli import main
 from tinysubnets.commands.processes import held_port
+from tinysubnets.errors import RunError
 from tinysubnets.experiments import recipe
 from tinysubnets.experiments.cluster import Assignment, Ended, Going, pack, unpack, work
 from tinysubnets.experiments.recipe import Plan
@@ -83,6 +85,18 @@ def test_what_is_packed_is_what_is_unpacked(tmp_path: Path) -> None:
     unpack(pack(tmp_path / "a"), tmp_path / "b")
     assert (tmp_path / "b" / "deep" / "file").read_bytes() == bytes(range(256))
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["deep", "result.json"]
+
+
+@pytest.mark.parametrize("name", ["../file", "deep/../../file", "/tmp/file", "linked/file"])
+def test_nothing_is_unpacked_outside_the_folder(tmp_path: Path, name: str) -> None:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "linked").symlink_to(tmp_path)
+    with pytest.raises(RunError, match="outside"):
+        unpack(made.getvalue(), tmp_path / "b")
+    assert not (tmp_path / "file").exists()
 
 
 def test_a_missing_extra_is_named(

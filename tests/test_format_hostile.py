@@ -154,7 +154,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no model at"):
         SubnetStore.load(tmp_path)
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(FormatError, match="is not a file"):
+    with pytest.raises(FormatError, match="not a plain file"):
         SubnetStore.load(tmp_path)
 
 

@@ -253,6 +253,18 @@ def test_somebody_elses_folder_of_that_name_is_left_alone(tmp_path: Path) -> Non
     assert (elsewhere / "replaced_by").exists()
 
 
+def test_a_folder_in_the_place_of_the_backup_is_told_before_anything_is_learned(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "backup").mkdir()
+    (model / "backup" / "precious").write_text("of somebody else")
+    before = contents(model)
+    assert learn(model, "again", write(tmp_path / "data")) == 2
+    said = capsys.readouterr()
+    assert f"{model / 'backup'} is not a backup" in said.err and "epoch" not in said.out
+    assert contents(model) == before
+
+
 def test_a_disk_that_is_full_leaves_the_model_as_it_was(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,23 @@ import torch
 
 import models
 from quick import mostly_slow
-from tinysubnets.baselines.base import save_dense
+from tiny_runs import make_run
+from tinysubnets.baselines.base import load_dense, save_dense
+from tinysubnets.cli import main
 from tinysubnets.errors import ArtifactError, RunError, TinySubNetsError
+from tinysubnets.experiments import methods, recipe
 from tinysubnets.experiments.checkpoint import Checkpoints
+from tinysubnets.experiments.cluster import pack, unpack
 from tinysubnets.experiments.run_dir import RunDir
+from tinysubnets.experiments.run_process import LocalRun
+from tinysubnets.experiments.search import Search, SearchPlan
+from tinysubnets.experiments.search_space import Choices
 from tinysubnets.files import appending, atomic_write, sync_file, truncate
-from tinysubnets.format import FILE_NAME, ModelFile
+from tinysubnets.format import FILE_NAME, ModelFile, encode, undo
 from tinysubnets.format import onnx as export
+from tinysubnets.format.patch import make_patch, patch_file, write_patch
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.report import write_report
 from tinysubnets.report.drawing import Drawing
 
 SECRET = b"of somebody else"
@@ -62,6 +73,73 @@ def save_picture(folder: Path) -> None:
     Drawing(10, 10, "title").save(folder / "picture.svg")
 
 
+@functools.cache
+def finished_run() -> dict[str, bytes]:
+    """The files of a run that a report is about, by name."""
+    with tempfile.TemporaryDirectory() as made:
+        run = make_run(Path(made) / "run")
+        return {name: (run / name).read_bytes() for name in ("config.toml", "result.json")}
+
+
+def save_report(folder: Path) -> None:
+    run = folder.parent / "run"
+    run.mkdir()
+    for name, data in finished_run().items():
+        (run / name).write_bytes(data)
+    write_report(run, folder)
+
+
+def two_versions(folder: Path) -> tuple[Path, Path]:
+    """Two model files, of which the second continues the first."""
+    paths = folder / "first", folder / "second"
+    for path, tasks in zip(paths, (1, 2), strict=True):
+        path.write_bytes(file_of(tasks))
+    return paths
+
+
+def file_of(tasks: int) -> bytes:
+    return b"".join(encode(models.store(tasks=tasks)).parts)
+
+
+def save_patch(folder: Path) -> None:
+    write_patch(*two_versions(folder.parent), folder / "out.patch")
+
+
+def save_patched(folder: Path) -> None:
+    old, _ = two_versions(folder.parent)
+    patch = folder.parent / "patch"
+    patch.write_bytes(make_patch(file_of(1), file_of(2)))
+    patch_file(old, patch, folder / "out.safetensors")
+
+
+def learn_in_place(folder: Path) -> None:
+    """Save a model with a backup of the one that was there."""
+    store = models.store(tasks=1)
+    store.save(folder)
+    models.add_task(store, 1)
+    store.save(folder, with_backup=True)
+
+
+def begin_search(folder: Path) -> None:
+    pytest.importorskip("optuna")
+    plan = SearchPlan(recipe.load("permuted-digits"), space={"tsn.block": Choices((1, 2))})
+    with RunDir(folder) as held, Search(plan, held):
+        pass
+
+
+def start_run(folder: Path) -> None:
+    run = LocalRun(folder, ("run", "no such recipe"), None)
+    run.process.wait()
+
+
+def bring_back(folder: Path) -> None:
+    """Unpack what another machine has sent."""
+    sent = folder.parent / "sent"
+    sent.mkdir()
+    (sent / "log.txt").write_text("a line")
+    unpack(pack(sent), folder)
+
+
 # Who writes, what is written, and whether a link or pipe in its place is replaced or refused.
 WRITERS: list[tuple[Callable[[Path], None], str, bool]] = [
     (save_model, "config.json", True),
@@ -78,6 +156,15 @@ WRITERS: list[tuple[Callable[[Path], None], str, bool]] = [
     (save_checkpoint, "checkpoint/learned-1.safetensors", True),
     (save_pt2, "out.pt2", True),
     (save_picture, "picture.svg", True),
+    (save_report, "report.html", True),
+    (save_patch, "out.patch", True),
+    (save_patched, "out.safetensors", False),
+    (save_patched, ".lock", False),
+    (learn_in_place, "backup", True),
+    (begin_search, "study.db", False),
+    (begin_search, "study.db-journal", False),
+    (start_run, "output.txt", False),
+    (bring_back, "log.txt", True),
     (save_onnx, "out.onnx", True),
 ]
 
@@ -106,11 +193,14 @@ def test_nothing_is_written_through_what_lies_in_the_way(
     try:
         write(folder)
         assert is_replaced and kind != "folder"
-        assert (folder / name).is_file() and not (folder / name).is_symlink()
+        assert (folder / name).is_file() or (folder / name).is_dir()
+        assert not (folder / name).is_symlink()
     except (OSError, TinySubNetsError):  # refused, and it says so
         assert not is_replaced or kind == "folder"
     assert other.read_bytes() == SECRET
     assert not (tmp_path / "new").exists()
+    if kind == "folder":
+        assert (folder / name / "inside").is_dir(), "nothing of somebody else is removed"
     left = [p.name for p in folder.rglob("*") if p.name.endswith(".tmp")]
     assert left == [], "no temporary file stays behind"
 
@@ -213,6 +303,207 @@ def test_a_dense_model_comes_before_what_tells_of_it(
         with pytest.raises(OSError, match="No space left"):
             save_dense(tmp_path, {"a": torch.ones(3)}, {"method": "other"})
     assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_a_dense_model_that_is_in_place_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_baseline(tmp_path)
+    with monkeypatch.context() as patch:
+        fail_at(patch, tmp_path.name, "fsync")
+        with pytest.raises(ArtifactError, match=r"the new model is in .*No space left"):
+            save_dense(tmp_path, {"a": torch.ones(3)}, {"method": "other"})
+    assert methods.made_by(tmp_path) == "other"
+
+
+def test_nobody_waits_for_a_pipe_in_the_place_of_a_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)
+    with pytest.raises(ArtifactError, match="not a plain file"):
+        methods.made_by(tmp_path)
+    with pytest.raises(ArtifactError, match="not a plain file"):
+        load_dense(tmp_path)
+    first = tmp_path / "first"
+    first.write_bytes(file_of(1))
+    with pytest.raises(ArtifactError, match="not a plain file"):
+        write_patch(first, tmp_path / FILE_NAME, tmp_path / "patch")
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "model"])
+def test_nobody_waits_for_a_pipe_in_the_place_of_a_folder(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    if name == "checkpoint":
+        Checkpoints(tmp_path).remove()
+        unpack(pack(Path(__file__).parent / "golden"), tmp_path)
+    else:
+        with pytest.raises(ArtifactError, match="not a folder to save in"):
+            make_run(tmp_path)
+    assert (tmp_path / name).is_fifo()
+
+
+# The way back: a backup is there as long as the model is the one that replaced it.
+
+
+def learned_twice(folder: Path) -> tuple[SubnetStore, list[bytes]]:
+    """A store that was saved three times, with a backup of the second, and the three files."""
+    store, seen = models.store(tasks=1), []
+    for number in (0, 1, 2):
+        if number:
+            models.add_task(store, number)
+        store.save(folder, with_backup=True)
+        seen.append((folder / FILE_NAME).read_bytes())
+    return store, seen
+
+
+def there(folder: Path) -> bytes:
+    return (folder / FILE_NAME).read_bytes()
+
+
+def test_a_save_that_fails_leaves_the_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (_, second, third) = learned_twice(tmp_path)
+    models.add_task(store, 3)
+    with monkeypatch.context() as patch:
+        fail_at(patch, FILE_NAME, "replace")
+        with pytest.raises(OSError, match="No space left"):
+            store.save(tmp_path, with_backup=True)
+    assert there(tmp_path) == third and not list(tmp_path.glob(".*"))
+    undo(tmp_path)
+    assert there(tmp_path) == second
+
+
+def test_a_model_that_could_not_be_synced_has_a_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (*_, third) = learned_twice(tmp_path)
+    models.add_task(store, 3)
+    honest, synced = os.fsync, []
+
+    def fail_once(descriptor: int) -> None:
+        """For the folder, the first time, which is behind the rename."""
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path) and not synced:
+            synced.append(descriptor)
+            raise OSError(errno.EIO, "Input/output error")
+        honest(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_once)
+        with pytest.raises(ArtifactError, match=r"the new model is in .*Input/output"):
+            store.save(tmp_path, with_backup=True)
+    assert SubnetStore.load(tmp_path).tasks == store.tasks
+    undo(tmp_path)
+    assert there(tmp_path) == third
+
+
+def test_a_backup_that_cannot_be_kept_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = learned_twice(tmp_path)
+    models.add_task(store, 3)
+    with monkeypatch.context() as patch:
+        fail_at(patch, "backup", "replace")
+        with pytest.raises(ArtifactError, match=r"the new model is saved in .*no backup"):
+            store.save(tmp_path, with_backup=True)
+    assert SubnetStore.load(tmp_path).tasks == store.tasks and not list(tmp_path.glob(".*"))
+    with pytest.raises(ArtifactError, match="has no backup"):
+        undo(tmp_path)
+    store.save(tmp_path)  # known as one's own
+
+
+@pytest.mark.parametrize("name", ["config.json", "README.md"])
+def test_the_way_back_can_be_gone_to_its_end(tmp_path: Path, name: str) -> None:
+    _, (_, second, _) = learned_twice(tmp_path)
+    before = (tmp_path / "backup" / name).read_bytes()
+    (tmp_path / name).unlink()
+    (tmp_path / name / "inside").mkdir(parents=True)
+    with pytest.raises(ArtifactError, match=rf"is back in .*{name} .*undo again"):
+        undo(tmp_path)
+    assert there(tmp_path) == second and (tmp_path / "backup").is_dir()
+    (tmp_path / name / "inside").rmdir()
+    (tmp_path / name).rmdir()
+    assert main(["undo", str(tmp_path)]) == 0
+    assert (tmp_path / name).read_bytes() == before and there(tmp_path) == second
+    assert not (tmp_path / "backup").exists()
+
+
+def test_a_way_back_that_fails_at_once_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (_, second, third) = learned_twice(tmp_path)
+    with monkeypatch.context() as patch:
+        fail_at(patch, FILE_NAME, "replace")
+        with pytest.raises(ArtifactError, match=r"nothing was changed.*No space left"):
+            undo(tmp_path)
+    assert there(tmp_path) == third
+    with monkeypatch.context() as patch:
+        fail_at(patch, tmp_path.name, "fsync")
+        with pytest.raises(ArtifactError, match=r"is back in .*No space left"):
+            undo(tmp_path)
+    assert there(tmp_path) == second
+    undo(tmp_path)
+    assert there(tmp_path) == second and not (tmp_path / "backup").exists()
+
+
+def test_somebody_elses_folder_is_not_replaced_by_a_backup(tmp_path: Path) -> None:
+    store = models.store(tasks=1)
+    store.save(tmp_path)
+    before = there(tmp_path)
+    (tmp_path / "backup").mkdir()
+    (tmp_path / "backup" / FILE_NAME).write_bytes(SECRET)
+    models.add_task(store, 1)
+    with pytest.raises(ArtifactError, match="not a backup that this package has made"):
+        store.save(tmp_path, with_backup=True)
+    assert (tmp_path / "backup" / FILE_NAME).read_bytes() == SECRET and there(tmp_path) == before
+    (tmp_path / "backup" / FILE_NAME).unlink()
+    os.mkfifo(tmp_path / "backup" / "replaced_by")  # and nobody waits for it
+    with pytest.raises(ArtifactError, match="not a backup that this package has made"):
+        store.save(tmp_path, with_backup=True)
+    store.save(tmp_path)
+    with pytest.raises(ArtifactError, match="has no backup"):
+        undo(tmp_path)
+
+
+# Patches: what is said is what was done.
+
+
+def patched(folder: Path) -> tuple[Path, Path, bytes]:
+    """A model folder of one task, the patch to two, and the file that it gives."""
+    models.store(tasks=1).save(folder / "model")
+    patch = folder / "patch"
+    patch.write_bytes(make_patch(file_of(1), file_of(2)))
+    return folder / "model" / FILE_NAME, patch, file_of(2)
+
+
+def test_a_patch_that_was_applied_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, patch, new = patched(tmp_path)
+    old = model.read_bytes()
+    with monkeypatch.context() as patching:
+        fail_at(patching, FILE_NAME, "replace")
+        assert main(["apply", str(model), str(patch)]) == 2
+    assert "nothing was changed" in capsys.readouterr().err and model.read_bytes() == old
+    with monkeypatch.context() as patching:
+        fail_at(patching, "model", "fsync")
+        assert main(["apply", str(model), str(patch)]) == 2
+    said = capsys.readouterr().err
+    assert f"the new model is in {model}" in said and "nothing was changed" not in said
+    assert model.read_bytes() == new
+
+
+def test_what_lies_beside_a_patched_model_is_written_the_second_time(tmp_path: Path) -> None:
+    model, patch, new = patched(tmp_path)
+    card = model.with_name("README.md")
+    card.unlink()
+    (card / "inside").mkdir(parents=True)
+    with pytest.raises(ArtifactError, match=r"the new model is saved in .*apply the patch again"):
+        patch_file(model, patch)
+    assert model.read_bytes() == new
+    (card / "inside").rmdir()
+    card.rmdir()
+    card.write_text("of the old model")
+    assert not patch_file(model, patch)
+    assert "task 1" in card.read_text()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -36,8 +36,13 @@ _REASONS = {
     errno.EPERM: "the operation is not permitted. Choose another folder with --out",
 }
 # Never write through a link that somebody put there, never wait for the other end of a pipe.
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | _NO_WAIT
 _BINARY = getattr(os, "O_BINARY", 0)
+
+
+class UnsyncedError(OSError):
+    """The new file is in its place, but the folder could not be synced: a power cut may undo it."""
 
 
 def atomic_write(
@@ -46,7 +51,8 @@ def atomic_write(
     """Put a file in the place of another at one instant, and wait until it is on disk.
 
     It is written beside its place under a random name, synced and renamed, and the folder synced.
-    On any error, Ctrl-C too, the file that was there stays and nothing is left beside it.
+    On any error, Ctrl-C too, the file that was there stays and nothing is left beside it; but for
+    an UnsyncedError, after which the new one is there.
 
     - `data`: the bytes of the file, or parts that are written one after the other.
     - `is_only_writer`: the caller keeps other writers out with a `lock`, so that what a killed
@@ -66,7 +72,21 @@ def atomic_write(
         with contextlib.suppress(OSError):  # of a read-only disk: the first error says more
             beside.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise UnsyncedError(error.errno, error.strerror, str(path)) from error
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file, through a link too; a pipe in its place is an OSError, no waiting."""
+    with reading(path) as file:
+        return file.read()
+
+
+def reading(path: Path) -> BinaryIO:
+    """A file open for reading, through a link too; what is no plain file is an OSError."""
+    return open(_regular(path, os.O_RDONLY | _BINARY, follow=True), "rb")
 
 
 @contextlib.contextmanager
@@ -75,6 +95,12 @@ def appending(path: Path) -> Iterator[BinaryIO]:
     descriptor = _regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _BINARY)
     with open(descriptor, "ab") as file:
         yield file
+
+
+def check_plain(path: Path) -> None:
+    """Refuse, by an OSError, what is no plain file in a place that a library will write to."""
+    if os.path.lexists(path):
+        os.close(_regular(path, os.O_RDONLY | _BINARY))
 
 
 def truncate(path: Path, size: int) -> None:
@@ -88,7 +114,8 @@ def replaced_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill with files, which takes the place of `path` when the block ends.
 
     A reader finds the old folder, none for an instant, or the new one with all that is in it. On
-    any error, Ctrl-C too, the old one stays and nothing is left beside it.
+    any error, Ctrl-C too, the old one stays and nothing is left beside it. What lies in its place
+    and is no folder, such as a link or a pipe, is replaced as well, and nothing behind it is.
     """
     beside, old = _beside(path), _beside(path)
     try:
@@ -97,17 +124,26 @@ def replaced_folder(path: Path) -> Iterator[Path]:
         for file in beside.iterdir():
             sync_file(file)
         sync_folder(beside)
-        if path.exists():  # a folder that holds files cannot be renamed over
+        if os.path.lexists(path):  # a folder that holds files cannot be renamed over
             os.replace(path, old)
         os.replace(beside, path)
         sync_folder(path.parent)
     except BaseException:
-        if old.exists() and not path.exists():
+        if os.path.lexists(old) and not os.path.lexists(path):
             os.replace(old, path)
         raise
     finally:
-        for folder in (beside, old):
-            shutil.rmtree(folder, ignore_errors=True)
+        for left in (beside, old):
+            _remove(left)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder and all in it; a link, a pipe or anything else in its place stays.
+
+    What cannot be removed is left as well.
+    """
+    if path.is_dir() and not path.is_symlink():  # rmtree would wait for the other end of a pipe
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -127,8 +163,7 @@ def remove_leftovers(path: Path) -> None:
     if fcntl is None:  # without locks they may belong to a process that is alive
         return
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.tmp"):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        _remove(left)
 
 
 def sync_file(path: Path) -> None:
@@ -197,6 +232,13 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
 
 
+def _remove(path: Path) -> None:
+    """Remove whatever is at a path, a folder with all in it, as far as that can be done."""
+    remove_folder(path)
+    with contextlib.suppress(OSError):  # it was a folder, or there is nothing
+        path.unlink()
+
+
 def _locked(path: Path, wait: bool) -> int:
     """A descriptor of the file at `path`, locked."""
     while True:
@@ -218,9 +260,12 @@ def _locked(path: Path, wait: bool) -> int:
         os.close(descriptor)
 
 
-def _regular(path: Path, flags: int) -> int:
-    """A descriptor of a file; what is no plain file is an OSError that says so."""
-    descriptor = os.open(path, flags | _NO_FOLLOW, 0o666)
+def _regular(path: Path, flags: int, *, follow: bool = False) -> int:
+    """A descriptor of a file; what is no plain file is an OSError that says so.
+
+    - `follow`: whether it may be reached through a link.
+    """
+    descriptor = os.open(path, flags | (_NO_WAIT if follow else _NO_FOLLOW), 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.ENXIO, "not a plain file", str(path))

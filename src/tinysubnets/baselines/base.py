@@ -40,9 +40,15 @@ from tinysubnets.errors import (
     TaskError,
     unknown,
 )
-from tinysubnets.files import atomic_write, lock
-from tinysubnets.format.container import FILE_NAME, KEY, VERSION, model_path
-from tinysubnets.format.folder import write_beside
+from tinysubnets.files import lock, reading
+from tinysubnets.format.container import (
+    FILE_NAME,
+    KEY,
+    VERSION,
+    model_path,
+    put_in_place,
+    write_beside,
+)
 from tinysubnets.format.header import architecture_table, manifest_of
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.method.base import (
@@ -707,7 +713,7 @@ def save_dense(
     data = save({n: t.contiguous() for n, t in tensors.items()}, {"config": text})
     shown = json.dumps(described, indent=2) + "\n"
     with lock(folder / ".lock", wait=True):
-        atomic_write(folder / FILE_NAME, data, is_only_writer=True)
+        put_in_place(folder / FILE_NAME, data)
         write_beside(folder / FILE_NAME, {"config.json": shown.encode()})
     return folder / FILE_NAME
 
@@ -716,7 +722,7 @@ def load_dense(folder: str | os.PathLike[str]) -> State:
     """The tensors and plain data of a saved dense model, for the learner's `restore_`."""
     path = model_path(folder)
     try:
-        with safe_open(path, framework="pt") as file:
+        with reading(path), safe_open(path, framework="pt") as file:  # which waits for a pipe
             metadata = file.metadata() or {}
             if KEY in metadata:
                 raise MismatchError(
@@ -736,7 +742,7 @@ def load_dense(folder: str | os.PathLike[str]) -> State:
 def dense_method(path: Path) -> str | None:
     """The method that wrote a dense model file; None where it is no such file."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with reading(path), safe_open(path, framework="pt") as file:
             numbers = json.loads((file.metadata() or {}).get("config", "{}"))
     except (OSError, SafetensorError, ValueError, RecursionError):
         return None

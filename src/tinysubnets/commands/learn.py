@@ -111,6 +111,7 @@ def _learn(options: argparse.Namespace) -> int:
 def _learn_task(options: argparse.Namespace) -> int:
     """Learn the task and save it, unless it is not worth it; gives the exit status."""
     from tinysubnets.format import FILE_NAME, model_path
+    from tinysubnets.format.backup import check_place
     from tinysubnets.method.learner import TinySubNets
     from tinysubnets.method.progress import duration
 
@@ -143,6 +144,7 @@ def _learn_task(options: argparse.Namespace) -> int:
     if options.embed_base:
         store.embed_base_()
     file, target = _target(options, store)
+    check_place(target / FILE_NAME)
     before = file.stat().st_size if file.exists() else 0
     try:
         task, parts = _read_task(options, store, learner.settings.seed)

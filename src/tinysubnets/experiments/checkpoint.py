@@ -11,7 +11,6 @@ import contextlib
 import errno
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from tinysubnets.errors import RunError
-from tinysubnets.files import atomic_write, friendly_os_errors
+from tinysubnets.files import atomic_write, friendly_os_errors, read, remove_folder
 
 FORMAT = 2  # 1 held subnets as plain data, 2 holds the bytes of the model file
 
@@ -74,7 +73,7 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
+            state = json.loads(read(path))
             if state["format"] != FORMAT:
                 raise RunError(
                     f"{path} is of format {state['format']}; this version reads {FORMAT}."
@@ -94,7 +93,7 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove the checkpoint: the run is finished."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder)
 
     def _write(self, role: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
         """Write tensors under a new name; its entry for `state.json`."""
@@ -109,7 +108,7 @@ class Checkpoints:
     def _read(self, entry: Mapping[str, str]) -> dict[str, Tensor]:
         from safetensors.torch import load
 
-        data = (self.folder / Path(entry["name"]).name).read_bytes()
+        data = read(self.folder / Path(entry["name"]).name)
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise ValueError(f"{entry['name']} is not as it was written")
         tensors: dict[str, Tensor] = load(data)

@@ -17,7 +17,6 @@ import contextlib
 import io
 import os
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from typing import Any
 
 from tinysubnets.errors import RunError, SettingError, install_command
 from tinysubnets.experiments.run_process import command_of, environment, last_epoch
-from tinysubnets.files import appending, atomic_write, lock
+from tinysubnets.files import appending, atomic_write, lock, remove_folder
 
 POLL_SECONDS = 0.5  # how often a task looks at its run
 SAVE_SECONDS = 20  # how long a run that was canceled may take to save
@@ -179,10 +178,17 @@ def unpack(archive: bytes | None, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         members = {str(Path(m.name)): m for m in files.getmembers() if m.isfile() or m.isdir()}
+        members.pop(".", None)
         if "checkpoint" not in members:  # the run is finished
-            shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+            remove_folder(folder / "checkpoint")
         for name in sorted(members, key=lambda n: last.get(n, 0)):
-            files.extract(members[name], folder, filter="data")
+            place, source = folder / name, files.extractfile(members[name])
+            if not place.parent.resolve().is_relative_to(folder.resolve()):
+                raise RunError(f"{name!r} of what was sent back lies outside of {folder}.")
+            if source is None:
+                place.mkdir(parents=True, exist_ok=True)
+            else:
+                atomic_write(place, source.read())
 
 
 # --------------------------------------------------------------------------------------------------

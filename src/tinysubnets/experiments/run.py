@@ -13,7 +13,6 @@ writes, and the others need no access to the folder.
 
 from __future__ import annotations
 
-import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ from tinysubnets.experiments.metrics import (
 from tinysubnets.experiments.recipe import Plan, Recipe, as_expected, build_architecture
 from tinysubnets.experiments.routing import without_task
 from tinysubnets.experiments.run_dir import RunDir
-from tinysubnets.files import friendly_os_errors
+from tinysubnets.files import friendly_os_errors, remove_folder
 from tinysubnets.method.base import TaskTrainer
 from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.pruning import PruningStep
@@ -331,7 +330,7 @@ class Experiment:
         """The learned model in `model/`; the bytes of its file."""
         folder = self.folder.path / "model"
         # Of a process that was killed between its model and its result.
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         if self.plan.recipe.network.get("embed_base") and self.learner.store is not None:
             self.learner.store.embed_base_()
         with friendly_os_errors(self.folder.path):

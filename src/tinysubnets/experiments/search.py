@@ -18,7 +18,6 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import re
-import shutil
 import signal
 import tempfile
 import time
@@ -45,6 +44,7 @@ from tinysubnets.experiments.recipe import Recipe, as_expected, build_architectu
 from tinysubnets.experiments.results import flat
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.search_space import Range, Space, with_settings
+from tinysubnets.files import check_plain, friendly_os_errors, remove_folder
 from tinysubnets.tasks.task import Split, Task
 from tinysubnets.training.loop import EpochReport
 from tinysubnets.training.precision import SMALL_NETWORK
@@ -353,8 +353,8 @@ class Search:
         if folder.is_started:
             raise RunError(f"{folder.path} holds a run. Choose another folder with --out.")
         for left in folder.path.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        self.storage = self._open_storage((folder.path / STUDY).resolve())
+            remove_folder(left)
+        self.storage = self._open_storage(folder.path.resolve() / STUDY)
         try:
             self.study = self.optuna.create_study(
                 study_name=STUDY_NAME,
@@ -381,6 +381,9 @@ class Search:
     def _open_storage(self, path: Path) -> Any:
         from sqlalchemy.exc import SQLAlchemyError  # what Optuna keeps studies by
 
+        with friendly_os_errors(path.parent):
+            for beside in ("", "-journal", "-wal", "-shm"):  # SQLite writes through links
+                check_plain(path.with_name(f"{STUDY}{beside}"))
         try:
             return self.optuna.storages.RDBStorage(f"sqlite:///{path}")
         except (SQLAlchemyError, RuntimeError) as error:

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinysubnets.errors import ArtifactError
-from tinysubnets.files import atomic_write, lock, replaced_folder
-from tinysubnets.format.container import FILE_NAME, ModelFile, model_path
+from tinysubnets.files import lock, read, remove_folder, remove_leftovers, replaced_folder
+from tinysubnets.format.container import (
+    FILE_NAME,
+    ModelFile,
+    model_path,
+    nothing_changed,
+    put_in_place,
+    write_beside,
+)
 from tinysubnets.format.header import manifest_of
 
 FOLDER, SUCCESSOR = "backup", "replaced_by"
@@ -34,17 +41,44 @@ class Undone:
     back: tuple[str, ...]
 
 
-def keep(model: Path, successor: str) -> None:
-    """Keep a model and what lies beside it, before another one takes its place; under the lock.
+@contextlib.contextmanager
+def keeping(model: Path, successor: str) -> Iterator[None]:
+    """Keep a model and what lies beside it while another takes its place inside; under the lock.
+
+    Where that fails, the backup before it stays.
 
     - `successor`: the hash that stands for the other one.
     """
-    with replaced_folder(model.with_name(FOLDER)) as fresh:
-        for name in (FILE_NAME, *BESIDE):
-            source = model.with_name(name)
-            if source.is_file() and not source.is_symlink():
-                (fresh / name).write_bytes(source.read_bytes())
-        (fresh / SUCCESSOR).write_text(successor, encoding="ascii")
+    check_place(model)
+    is_replaced = False
+    try:
+        remove_leftovers(model.with_name(FOLDER))
+        with replaced_folder(model.with_name(FOLDER)) as fresh:
+            for name in (FILE_NAME, *BESIDE):
+                source = model.with_name(name)
+                if source.is_file() and not source.is_symlink():
+                    (fresh / name).write_bytes(source.read_bytes())
+            (fresh / SUCCESSOR).write_text(successor, encoding="ascii")
+            yield
+            is_replaced = True
+    except OSError as error:
+        if not is_replaced:
+            raise
+        raise ArtifactError(
+            f"the new model is saved in {model}, but no backup of the old one could be kept: "
+            f"{error.strerror}. There is no way back to it."
+        ) from error
+
+
+def check_place(model: Path) -> None:
+    """Refuse a folder with the name of the backup that is not one: it would be lost."""
+    folder = model.with_name(FOLDER)
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    if is_folder and _successor(folder) is None and any(folder.iterdir()):
+        raise ArtifactError(
+            f"{folder} is not a backup that this package has made, so it is not replaced by one. "
+            "Move it away."
+        )
 
 
 def forget(model: Path, identity: str = "") -> None:
@@ -52,30 +86,35 @@ def forget(model: Path, identity: str = "") -> None:
     folder = model.with_name(FOLDER)
     if _successor(folder) not in (None, identity):
         with contextlib.suppress(OSError):
-            shutil.rmtree(folder)
+            for name in (FILE_NAME, *BESIDE):  # what says whose it is goes last
+                (folder / name).unlink(missing_ok=True)
+        remove_folder(folder)
 
 
 def undo(where: str | os.PathLike[str]) -> Undone:
     """Put back what a model was before the last task was learned in its folder.
 
-    Refused where there is no backup, or the model is another than the one that replaced it.
+    Refused where there is no backup, or the model is another than the one that replaced it. An
+    error says what was put back; then it can be done again, to the end.
     """
     path = model_path(where)
     folder = path.with_name(FOLDER)
     if not path.is_file():
         raise ArtifactError(f"no model at {path}.")
-    with lock(path.with_name(".lock"), wait=True):
+    with nothing_changed(path), lock(path.with_name(".lock"), wait=True):
         now, names = _look(path)
-        if _successor(folder) != now:
+        successor = _successor(folder)
+        earlier, before = ("", []) if successor is None else _look(folder / FILE_NAME)
+        # The earlier one is there where the last attempt came no further.
+        if now not in (successor, earlier):
             raise ArtifactError(
                 f"{path.parent} has no backup of what it was before. `tsn learn` keeps one when it "
                 "adds a task in place; any other change of the model removes it."
             )
-        _, before = _look(folder / FILE_NAME)
-        atomic_write(path, (folder / FILE_NAME).read_bytes(), is_only_writer=True)
-        for name in BESIDE:
-            if (folder / name).is_file():
-                atomic_write(path.with_name(name), (folder / name).read_bytes())
+        files = {n: read(folder / n) for n in (FILE_NAME, *BESIDE) if (folder / n).is_file()}
+        done = "the model from before the last task is back"
+        put_in_place(path, files.pop(FILE_NAME), done=done)
+        write_beside(path, files, done=done, again="undo")
         forget(path)
     gone = tuple(n for n in names if n not in before)
     return Undone(path, gone, tuple(n for n in before if n not in names))
@@ -93,6 +132,6 @@ def _successor(folder: Path) -> str | None:
     try:
         if folder.is_symlink():
             return None
-        return (folder / SUCCESSOR).read_text(encoding="ascii")
+        return read(folder / SUCCESSOR).decode("ascii")
     except (OSError, UnicodeDecodeError):
         return None

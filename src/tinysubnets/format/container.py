@@ -8,12 +8,12 @@ header as it is, the index's hash in the config, and the sections go by kind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import stat
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from tinysubnets.coding.bits import RAW_DEFLATE
 from tinysubnets.coding.byte_io import MAX_VARINT_BYTES, Reader, Writer
 from tinysubnets.errors import ArtifactError, DamageError, FormatError
+from tinysubnets.files import UnsyncedError, atomic_write, reading
 from tinysubnets.format import limits
 
 FILE_NAME = "model.safetensors"
@@ -367,12 +368,67 @@ def model_path(where: str | os.PathLike[str]) -> Path:
     return of_run if of_run.exists() and not own.exists() else own
 
 
+def put_in_place(
+    path: Path,
+    data: bytes | Iterable[bytes],
+    *,
+    done: str = "the new model is",
+    is_only_writer: bool = True,
+) -> None:
+    """Put a model file in its place, in a folder that is locked.
+
+    After an OSError the old one is as it was; an ArtifactError says that the new one is there.
+
+    - `done`: what is said then, before the path.
+    - `is_only_writer`: as for `atomic_write`.
+    """
+    try:
+        atomic_write(path, data, is_only_writer=is_only_writer)
+    except UnsyncedError as error:
+        raise ArtifactError(
+            f"{done} in {path}, but it could not be made sure that a power cut leaves it there: "
+            f"{error.strerror}."
+        ) from error
+
+
+@contextlib.contextmanager
+def nothing_changed(path: Path) -> Iterator[None]:
+    """An OSError inside is an ArtifactError that says so: `path` is as it was."""
+    try:
+        yield
+    except OSError as error:
+        raise ArtifactError(
+            f"nothing was changed; {error.filename or path} cannot be read or written: "
+            f"{error.strerror}."
+        ) from error
+
+
+def write_beside(
+    model: Path,
+    files: Mapping[str, bytes],
+    *,
+    done: str = "the new model is saved",
+    again: str = "save",
+) -> None:
+    """Write what is derived from a model that has just been put in place, by name, in its folder.
+
+    The folder is locked. An error says that the model itself is in place.
+
+    - `done`, `again`: what the error says was done, and should be done again.
+    """
+    for name, data in files.items():
+        try:
+            atomic_write(model.with_name(name), data, is_only_writer=True)
+        except OSError as error:
+            raise ArtifactError(
+                f"{done} in {model}, but {name} beside it, which is for people alone, could not be "
+                f"replaced: {error.strerror}. Put that right and {again} again."
+            ) from error
+
+
 def _open(path: Path) -> BinaryIO:
     try:
-        # A pipe would block for ever when opened.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FormatError(f"{path} is not a file.")
-        return open(path, "rb")
+        return reading(path)
     except OSError as error:
         raise FormatError(
             f"no model at {path}: {error.strerror}. Give a folder with a {FILE_NAME} in it, or "

@@ -8,8 +8,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -17,10 +17,16 @@ from torch import nn
 
 from tinysubnets import networks
 from tinysubnets.errors import ArtifactError, ConflictError, FormatError
-from tinysubnets.files import atomic_write, lock
+from tinysubnets.files import lock
 from tinysubnets.format import backup, limits
 from tinysubnets.format.card import model_card
-from tinysubnets.format.container import FILE_NAME, ModelFile, model_path
+from tinysubnets.format.container import (
+    FILE_NAME,
+    ModelFile,
+    model_path,
+    put_in_place,
+    write_beside,
+)
 from tinysubnets.format.io import Contents, encode, read_contents
 from tinysubnets.format.rebuild import architecture_for, base_for, is_rebuilt
 from tinysubnets.model.bank import BaseSource
@@ -54,20 +60,17 @@ def save(
     path = target / FILE_NAME
     with lock(target / ".lock", wait=True):
         _check_conflict(path, store, identity, overwrite)
-        if with_backup and path.exists() and _identity_at(path) != identity:
-            backup.keep(path, identity)
-        try:
-            atomic_write(path, encoded.parts, is_only_writer=True)
-        except OSError as error:
-            if not _is_in_place(path, identity):
-                raise  # the old model is as it was
+        is_kept = with_backup and path.exists() and _identity_at(path) != identity
+        unsynced: ArtifactError | None = None
+        with backup.keeping(path, identity) if is_kept else nullcontext():
+            try:
+                put_in_place(path, encoded.parts)
+            except ArtifactError as error:  # it is there all the same
+                unsynced = error
             _note(store, identity)
-            raise ArtifactError(
-                f"the new model is in {path}, but it could not be made sure that a power cut "
-                f"leaves it there: {error.strerror}."
-            ) from error
-        _note(store, identity)
         backup.forget(path, identity)
+        if unsynced is not None:
+            raise unsynced
         with ModelFile(path) as file:
             config = json.dumps(file.config, indent=2, ensure_ascii=False) + "\n"
         card = model_card(store, encoded.ledger)
@@ -104,21 +107,6 @@ def _note(store: SubnetStore, identity: str) -> None:
     """Take note of what a store has just been saved as."""
     store.saved_as = identity
     _written.add(identity)
-
-
-def write_beside(model: Path, files: Mapping[str, bytes]) -> None:
-    """Write what is derived from a model that has just been saved, by name, in its folder.
-
-    The folder is locked. An error says that the model itself is the new one.
-    """
-    for name, data in files.items():
-        try:
-            atomic_write(model.with_name(name), data, is_only_writer=True)
-        except OSError as error:
-            raise ArtifactError(
-                f"the new model is saved in {model}, but {name} beside it, which is for people "
-                f"alone, could not be replaced: {error.strerror}. Put that right and save again."
-            ) from error
 
 
 def load(
@@ -174,15 +162,6 @@ def store_of(
     contents.put_into(store)
     store.base = base_for(store, base)
     return store
-
-
-def _is_in_place(path: Path, identity: str) -> bool:
-    """Whether the file at a path is the model of that hash."""
-    try:
-        with ModelFile(path) as file:
-            return file.identity == identity
-    except ArtifactError:
-        return False
 
 
 def _check_conflict(path: Path, store: SubnetStore, identity: str, overwrite: bool) -> None:

@@ -14,8 +14,9 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,20 @@ from tinysubnets.errors import (
     FormatError,
     MismatchError,
 )
-from tinysubnets.files import atomic_write, lock, without_empty
+from tinysubnets.files import lock, read, without_empty
 from tinysubnets.format import limits
 from tinysubnets.format.card import model_card
-from tinysubnets.format.container import FILE_NAME, ModelFile, assemble, canonical, parse
-from tinysubnets.format.folder import load, write_beside
+from tinysubnets.format.container import (
+    FILE_NAME,
+    ModelFile,
+    assemble,
+    canonical,
+    nothing_changed,
+    parse,
+    put_in_place,
+    write_beside,
+)
+from tinysubnets.format.folder import load
 from tinysubnets.format.io import read_contents
 from tinysubnets.nn.architecture import Architecture
 
@@ -217,7 +227,8 @@ def _config(old: ModelFile, data: Reader) -> dict[str, Any]:
 def write_patch(old: Path, new: Path, out: Path) -> int:
     """Write the patch from one model file to another, atomically; gives its size in bytes."""
     patch = make_patch(_read(old), _read(new))
-    _written(lambda: atomic_write(out, patch))
+    with nothing_changed(out):
+        put_in_place(out, patch, done="the patch is", is_only_writer=False)
     return len(patch)
 
 
@@ -235,21 +246,22 @@ def patch_file(
             f"{patch} is not a patch of this package, or one of another version of it. Give the "
             "file that `tsn diff` wrote."
         )
-    with without_empty(place.parent):
-        _written(lambda: place.parent.mkdir(parents=True, exist_ok=True))
+    with nothing_changed(place), without_empty(place.parent):
+        place.parent.mkdir(parents=True, exist_ok=True)
         with lock(place.with_name(".lock"), wait=True):
-            there = _read(place) if place.exists() else None
+            there = _read(place) if os.path.lexists(place) else None
             with _named(old, patch):
-                if there is not None and names_result(changes, there):
-                    return False
+                is_there = there is not None and names_result(changes, there)
+            if is_there:
+                _describe(place, net)  # which the last attempt may not have come to
+                return False
             if out is not None and there is not None:
                 raise ConflictError(f"{out} exists and is another model; choose another place.")
             data = _read(old)
             with _named(old, patch):
                 new = apply_patch(data, changes)
-            _written(lambda: atomic_write(place, new, is_only_writer=True))
-            if place.name == FILE_NAME:
-                _describe(place, net)
+            put_in_place(place, new)
+            _describe(place, net)
     return True
 
 
@@ -265,10 +277,12 @@ def _named(old: Path, patch: Path) -> Iterator[None]:
 
 
 def _describe(path: Path, net: nn.Module | Architecture | None) -> None:
-    """Write anew what lies beside a model for people: its config, and its card.
+    """Write anew what lies beside the model of a folder for people: its config, and its card.
 
     The card needs the network; where it is the user's own and not given, the card stays.
     """
+    if path.name != FILE_NAME:
+        return
     files = {}
     with ModelFile(path) as file:
         if path.with_name("config.json").exists():
@@ -277,20 +291,13 @@ def _describe(path: Path, net: nn.Module | Architecture | None) -> None:
         with contextlib.suppress(MismatchError):
             store = load(path, net)
             files["README.md"] = model_card(store, store.ledger())
-    write_beside(path, {name: text.encode() for name, text in files.items()})
+    write_beside(
+        path, {name: text.encode() for name, text in files.items()}, again="apply the patch"
+    )
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path)
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _written(write: Callable[[], Any]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise ArtifactError(
-            f"nothing was changed; {error.filename} cannot be written: {error.strerror}."
-        ) from error
