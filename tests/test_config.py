@@ -11,6 +11,7 @@ import pytest
 from tinysubnets import config
 from tinysubnets.errors import SettingError
 from tinysubnets.experiments import methods
+from tinysubnets.method.pruning import PruningSettings
 from tinysubnets.training.settings import TrainingSettings
 
 
@@ -37,6 +38,34 @@ def test_defaults_and_nested_tables() -> None:
     assert built == Outer(epochs=5, rate=1.0, inner=Inner(sizes=(4,)))
     assert isinstance(built.rate, float)
     assert config.build(Outer, built) is built
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_numbers_that_no_file_has_a_word_for_are_refused(value: float) -> None:
+    for given in (
+        {"rate": value},
+        {"limit": value},
+        {"tasks": {"a": {"deep": [1.0, value]}}},
+    ):
+        with pytest.raises(SettingError, match=r"= -?(inf|nan) is not allowed; .* finite"):
+            config.build(Outer, given)
+    with pytest.raises(SettingError, match=r"t\.rate = .* finite"):
+        config.build(Outer, Outer(rate=value), "t")
+    with pytest.raises(SettingError, match=r"rate = 10+ is not allowed; expected a number"):
+        config.build(Outer, {"rate": 10**400})
+
+
+def test_no_method_takes_a_number_that_it_could_not_save() -> None:
+    classes = {methods.settings_class(m) for m in methods.METHODS}
+    tried = 0
+    for cls in (*classes, TrainingSettings, PruningSettings):
+        for setting in config.documented(cls):
+            if isinstance(setting.default, float):
+                tried += 1
+                for value in (float("inf"), float("nan")):
+                    with pytest.raises(SettingError, match=setting.key):
+                        config.build_with(cls, {setting.key: value})
+    assert tried > 30
 
 
 def test_unknown_keys_name_the_nearest_one() -> None:

@@ -326,6 +326,13 @@ def test_mistakes_are_explained() -> None:
         store.route(inputs, among=["p00"])
     with pytest.raises(TaskError, match="list of tasks"):
         store.route(inputs, among="p0")
+    for strange in (["p0", ["p1"]], [3], [None], 5):
+        with pytest.raises(TaskError):
+            store.route(inputs, among=strange)
+        with pytest.raises(TaskError):
+            store.predict(inputs, among=strange)
+        with pytest.raises(TaskError):
+            AllTasks(store, strange)
     with pytest.raises(TaskError, match="no task to choose"):
         store.route(inputs, among=[])
     with pytest.raises(TaskError, match="given already"):

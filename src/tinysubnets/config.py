@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
+import sys
 import tomllib
 import types
 import typing
@@ -92,6 +94,7 @@ def _new_name(path: str, fields: Iterable[str]) -> str | None:
 def build(cls: type[T], values: Mapping[str, Any] | T | None = None, where: str = "") -> T:
     """A settings dataclass made from a dictionary; nested classes from nested dictionaries."""
     if isinstance(values, cls):
+        _check_finite(to_dict(values), where)
         return values
     if values is None:
         values = {}
@@ -162,6 +165,7 @@ def _joined(cls: type, given: Any, bare: dict[str, Any], table: str) -> Any:
 
 def _coerce(value: Any, hint: Any, path: str) -> Any:
     """The value as the annotated type, or an error that says what was given and what is allowed."""
+    _check_finite(value, path)
     if hint is Any:
         return value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -188,7 +192,8 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return dict(value)
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        if abs(value) <= sys.float_info.max:
+            return float(value)
     if hint is int and isinstance(value, bool):
         raise SettingError(f"{path} = {value!r} is not allowed; expected an integer.")
     if isinstance(hint, type) and isinstance(value, hint):
@@ -196,6 +201,18 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
     if value == "none" and hint is type(None):  # TOML has no null
         return None
     raise SettingError(f"{path} = {value!r} is not allowed; expected {_describe(hint)}.")
+
+
+def _check_finite(value: Any, path: str) -> None:
+    """Refuse numbers that no file has a word for, in tables and lists too."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_finite(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _check_finite(inner, path)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(f"{path} = {value!r} is not allowed; expected a finite number.")
 
 
 _PLURALS = {int: "integers", float: "numbers", str: "strings"}

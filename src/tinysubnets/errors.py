@@ -25,6 +25,7 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 FEW_NAMES = 12  # that are listed in an error where a command lists them as well
 
@@ -85,13 +86,14 @@ class FewSamplesWarning(UserWarning):
     """A task has too few validation samples to choose an epoch by, or weights to prune."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> str:
+def unknown(kind: str, name: Any, known: Iterable[str], listed_by: str = "") -> str:
     """The message for a name that does not exist: what was given, the nearest name, all names.
 
+    - `name`: what was given, which need not be a string where it comes from a file.
     - `listed_by`: a command that lists all names, which is told instead of more than a few.
     """
     names = sorted(known)
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(name, names, n=1) if isinstance(name, str) else []
     hint = f" Did you mean {close[0]!r}?" if close else ""
     if listed_by and (close or len(names) > FEW_NAMES):
         return f"unknown {kind} {name!r}.{hint} `{listed_by}` lists all."

@@ -24,6 +24,7 @@ from tinysubnets.model.routing import (
     Told,
     base_head,
     base_tensors,
+    chosen_among,
     network_part,
     projection,
     told_by,
@@ -51,8 +52,7 @@ class AllTasks(nn.Module):
 
     def __init__(self, store: SubnetStore, among: Sequence[str] | None = None) -> None:
         super().__init__()
-        names = store.tasks if among is None else among
-        self.subnets = sorted((store.subnet(n) for n in names), key=lambda s: s.number)
+        self.subnets = chosen_among(store, among)
         _check_alike(self.subnets)
         self.router = Router(store, self.subnets)
         self.architecture = store.architecture

@@ -22,7 +22,7 @@ from its own data, and from what the networks of earlier tasks say to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -858,6 +858,14 @@ def _chunks(
 # Routing.
 
 
+def chosen_among(store: SubnetStore, among: Iterable[str] | None) -> list[Subnet]:
+    """The tasks of these names, each once, in the order of learning; None takes all tasks."""
+    if isinstance(among, str) or not (among is None or isinstance(among, Iterable)):
+        raise TaskError(f"among = {among!r}: give a list of tasks' names.")
+    found = (store.subnet(name) for name in (store.tasks if among is None else among))
+    return [s for _, s in sorted({s.number: s for s in found}.items())]
+
+
 def candidates(
     store: SubnetStore, inputs: Any, among: Sequence[str] | None
 ) -> tuple[list[Subnet], Any]:
@@ -865,10 +873,7 @@ def candidates(
 
     - `among`: only these; None takes all tasks.
     """
-    if isinstance(among, str):
-        raise TaskError(f"among = {among!r}: give a list of tasks' names.")
-    names = store.tasks if among is None else dict.fromkeys(among)
-    subnets = sorted((store.subnet(n) for n in names), key=lambda s: s.number)
+    subnets = chosen_among(store, among)
     if not subnets:
         raise TaskError("there is no task to choose from; learn one, or name some in `among`.")
     first, inputs = _first(inputs, _common_pixels(subnets))
