@@ -9,6 +9,9 @@ in the index, offsets in the header. Each is read by `load` and by two more read
 of it: one of the package's own errors, or a model whose tasks are the same alone and together, and
 the same as a second reader, written from the specification, finds them; in both cases with at most
 four times the memory of the decoded model plus 64 MB, and within seconds.
+
+So are dense models of the baselines: what is resumed has the very tensors of the file. And patches:
+what is applied gives the file that the patch names, with the old tasks as they were.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import hashlib
 import json
 import random
 import resource
@@ -31,12 +35,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import safetensors.numpy
+
 import models
 import plain_reader
 from forge import Sections, opened
 from reading import READERS, SPARE, measured, need_of, warm_up
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.errors import TinySubNetsError
+from tinysubnets.experiments import methods
 from tinysubnets.format.container import (
     SCHEMES,
     assemble,
@@ -47,7 +55,9 @@ from tinysubnets.format.container import (
     header_of,
     index_of,
 )
+from tinysubnets.format.patch import DICTIONARY_BYTES, MAGIC, apply_patch
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.tasks.task import Task
 
 SECONDS = 20  # of the processor, for one reading
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,6 +66,7 @@ NUMBERS += (-1, -2, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40, (1 << 63) - 1, 1 <
 OTHERS: tuple[Any, ...] = (None, True, False, 0.5, -0.0, 1e308, "", "x", "fc.weight", [], {}, [[]])
 OTHERS += ("a" * 5000, "\x1b[31m\u202e", "é\U0001f600", [0], [-1], [1 << 40, 1 << 40], {"a": 1})
 MOST_BYTES = 12 << 30  # of address space: far above what any reader may take
+DENSE = ("gem", "ewc", "replay", "independent", "cwr-star", "lwf")  # each keeps something else
 
 Model = tuple[dict[str, Any], Sections]
 
@@ -403,29 +414,174 @@ def check_values(path: Path, net: Any) -> None:
             assert same, f"{name} of task {task!r} differs in the second reader"
 
 
-def check(path: Path, rng: random.Random, net: Any, seen: Counter[str]) -> None:
-    """Read a mutant by `load` and two more readers; raises AssertionError on what must not be."""
-    others = rng.sample([r for r in READERS if r != "load"], 2)
-    need, was_read = need_of(path), False
-    for reader in ["load", *others]:
-        result = measured(path, reader, net)
-        seen[f"{reader}: {result['outcome']}"] += 1
-        assert not result["outcome"].startswith("RAW"), f"{reader}: {result['outcome']}"
-        assert result["bytes"] <= 4 * need + SPARE, f"{reader}: {result}, need {need}"
-        assert result["seconds"] <= SECONDS, f"{reader}: {result}"
-        was_read |= reader == "load" and result["outcome"] == "read"
-    if was_read:
-        check_values(path, net)
-        seen["values compared"] += 1
+def was_read(path: Path, reader: str, need: int, seen: Counter[str], net: Any = None) -> bool:
+    """Whether a reader took the file; raises AssertionError on what must not be."""
+    result = measured(path, reader, net)
+    seen[f"{reader}: {result['outcome']}"] += 1
+    assert not result["outcome"].startswith("RAW"), f"{reader}: {result['outcome']}"
+    assert result["bytes"] <= 4 * need + SPARE, f"{reader}: {result}, need {need}"
+    assert result["seconds"] <= SECONDS, f"{reader}: {result}"
+    return bool(result["outcome"] == "read")
 
 
-def bases(folder: Path) -> list[tuple[str, Model, Any]]:
-    """The models that mutants are made from: their names, contents and networks."""
+# What mutants are made from. Each makes one, with what was changed in it, and checks one.
+
+
+class Subnets:
+    """A model of subnets, read by `load` and two more readers."""
+
+    def __init__(self, path: Path, net: Any) -> None:
+        self.model, self.net = opened(path), net
+
+    def mutant(self, rng: random.Random) -> tuple[str, bytes] | None:
+        return mutant(rng, self.model)
+
+    def check(self, path: Path, rng: random.Random, seen: Counter[str]) -> None:
+        others = rng.sample([r for r in READERS if r != "load"], 2)
+        need = need_of(path)
+        taken = [was_read(path, reader, need, seen, self.net) for reader in ("load", *others)]
+        if taken[0]:
+            check_values(path, self.net)
+            seen["values compared"] += 1
+
+
+class Dense:
+    """A model of a baseline: plain safetensors with a config, resumed and asked."""
+
+    def __init__(self, path: Path) -> None:
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        self.table, self.data = json.loads(data[8 : 8 + length]), data[8 + length :]
+
+    def mutant(self, rng: random.Random) -> tuple[str, bytes]:
+        """Changes in the config, in the table of tensors or in their bytes."""
+        table, data, told = copy.deepcopy(self.table), bytearray(self.data), ["config"]
+        config = json.loads(table["__metadata__"]["config"])
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
+            mutate_json(rng, config)
+        table["__metadata__"]["config"] = json.dumps(config)
+        if rng.random() < 0.2:
+            told.append("table")
+            mutate_json(rng, table)
+        if rng.random() < 0.1:
+            told.append("dtype")
+            name = rng.choice([n for n in table if n != "__metadata__"])
+            table[name]["dtype"] = rng.choice(("I32", "U32", "I64", "F64", "BOOL"))
+        if rng.random() < 0.1:
+            told.append("bytes")
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        header = json.dumps(table).encode(errors="replace")
+        header += b" " * (-len(header) % 8)
+        return " + ".join(told), len(header).to_bytes(8, "little") + header + bytes(data)
+
+    def check(self, path: Path, rng: random.Random, seen: Counter[str]) -> None:
+        need = 4 * path.stat().st_size
+        other = rng.choice(("load", "inspect", "tsn inspect"))
+        taken = [was_read(path, r, need, seen) for r in ("resume", "dense predict", other)]
+        if taken[0]:
+            tensors, _ = methods.resume(path).state()
+            for name, values in safetensors.numpy.load_file(path).items():
+                if not name.startswith("constants/"):
+                    same = tensors.pop(name).cpu().numpy().tobytes() == values.tobytes()
+                    assert same, f"{name} differs from the file"
+            assert not tensors, f"{list(tensors)} are not in the file"
+            seen["values compared"] += 1
+
+
+class Patched:
+    """A patch from one model to a longer one, which is changed: both of its hashes are right."""
+
+    def __init__(self, old: Path, new: Path) -> None:
+        self.old, self.model = old.read_bytes(), opened(new)
+        self.first, self.sections = opened(old)
+        self.net = models.network_of(old.parent.name)
+        self.digests = digests(old, self.net)
+        self.new = b""
+
+    def mutant(self, rng: random.Random) -> tuple[str, bytes] | None:
+        """A patch to a changed model, and now and then other bytes in the patch itself."""
+        config, sections = copy.deepcopy(self.model)
+        told = []
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            told.append(rng.choice(list(MUTATIONS)))
+            with contextlib.suppress(*_NOTHING_TO_CHANGE):
+                MUTATIONS[told[-1]](rng, (config, sections))
+        count = len(self.first["tasks"])
+        try:
+            for kind in SCHEMES[2].kinds:  # those of old tasks are never in a patch
+                sections[kind][:count] = self.sections[kind]
+            self.new = b"".join(assemble(config, sections, len(config["tasks"])))
+            data = bytearray(self.written(config, sections))
+        except (TypeError, ValueError, LookupError, TinySubNetsError, OverflowError):
+            return None
+        if not told or rng.random() < 0.1:
+            told.append("bytes")
+            place = rng.randrange(len(data))
+            data[place] = rng.choice((data[place] ^ 1 << rng.randrange(8), 0, 127, 128, 255))
+            del data[rng.choice((place, len(data), len(data))) :]
+        return " + ".join(told), bytes(data)
+
+    def written(self, config: dict[str, Any], sections: Sections) -> bytes:
+        """The bytes of the patch, unchecked; docs/FORMAT.md has them."""
+        out = Writer()
+        out.raw(MAGIC)
+        for data in (self.old, self.new):
+            out.varint(len(data))
+            out.raw(hashlib.sha256(data).digest())
+        text, known = (canonical(c).encode() for c in (config, self.first))
+        coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zdict=known[-DICTIONARY_BYTES:])
+        out.varint(len(text))
+        out.block(coder.compress(text) + coder.flush())
+        for kind in SCHEMES[2].common:
+            is_other = sections[kind][0] != self.sections[kind][0]
+            out.varint(int(is_other))
+            if is_other:
+                out.block(sections[kind][0])
+        for task in range(len(self.first["tasks"]), len(config["tasks"])):
+            for kind in SCHEMES[2].kinds:
+                out.block(sections[kind][task])
+        return out.bytes()
+
+    def check(self, path: Path, _: random.Random, seen: Counter[str]) -> None:
+        result = path.with_name("result.safetensors")
+        result.write_bytes(self.new)
+        if was_read(path, "apply", need_of(result) + len(self.old), seen, self.old):
+            assert apply_patch(self.old, path.read_bytes()) == self.new
+            with contextlib.suppress(TinySubNetsError):  # networks are not part of what is applied
+                found = digests(result, self.net)
+                assert {task: found[task] for task in self.digests} == self.digests
+                seen["values compared"] += 1
+
+
+def digests(path: Path, net: Any) -> dict[str, str]:
+    """What every task of a model file computes with, as a hash."""
+    store = SubnetStore.load(path, net)
+    return {task: store.digest(task) for task in store.tasks}
+
+
+def bases(folder: Path) -> dict[str, Subnets | Dense | Patched]:
+    """What mutants are made from, by name."""
     paths = {p.stem: p for p in sorted(GOLDEN.glob("format*.safetensors"))}
     for kind, tasks, block in (("named", 1, 1), ("named", 4, 3), ("own", 4, 1)):
         name = f"fresh-{kind}-{tasks}-{block}"
         paths[name] = models.store(kind, tasks, block).save(folder / name)
-    return [(name, opened(path), models.network_of(name)) for name, path in paths.items()]
+    made: dict[str, Subnets | Dense | Patched] = {
+        name: Subnets(path, models.network_of(name)) for name, path in paths.items()
+    }
+    for kind in ("named", "own"):
+        old, new = (models.store(kind, n).save(folder / f"{kind}-{n}") for n in (2, 4))
+        made[f"patch-{kind}"] = Patched(old, new)
+    return made | {f"dense-{method}": Dense(dense(method, folder)) for method in DENSE}
+
+
+def dense(method: str, folder: Path) -> Path:
+    """The file of a baseline that has learned two tasks."""
+    learner: Any = methods.build(method, models.architecture(), training={"epochs": 1})
+    rng = np.random.default_rng(0)
+    for number in range(2):
+        inputs = rng.random((40, 6), dtype=np.float32)
+        learner.learn(Task.from_arrays(f"task {number}", inputs, np.arange(40) % 2))
+    return Path(learner.save(folder / method))
 
 
 def run(seconds: float, seed: int, first: int = 0, count: int | None = None) -> int:
@@ -441,8 +597,8 @@ def run(seconds: float, seed: int, first: int = 0, count: int | None = None) -> 
         end = time.monotonic() + seconds
         while time.monotonic() < end and (count is None or number < first + count):
             rng = random.Random(f"{seed} {number}")
-            name, base, net = rng.choice(models_of)
-            made = mutant(rng, base)
+            name = rng.choice(list(models_of))
+            made = models_of[name].mutant(rng)
             number += 1
             if made is None:
                 continue
@@ -451,7 +607,7 @@ def run(seconds: float, seed: int, first: int = 0, count: int | None = None) -> 
             done += 1
             signal.alarm(10 * SECONDS)  # a reader that hangs ends the process
             try:
-                check(path, rng, net, seen)
+                models_of[name].check(path, rng, seen)
             except Exception as error:
                 failures += 1
                 print(f"FAILED seed {seed}, mutant {number - 1} ({name}, {told}): {error}")

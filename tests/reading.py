@@ -101,6 +101,23 @@ def command(path: Path, _: Any = None) -> int:
         return main(["inspect", str(path)])
 
 
+def dense_predict(path: Path, net: Any = None) -> Any:
+    """Labels from every task of a baseline that goes on from its model."""
+    import numpy as np
+
+    from tinysubnets.experiments import methods
+
+    learner = methods.resume(path, net)
+    return [learner.predict(task, np.zeros((2, 6), np.float32)) for task in learner.tasks]
+
+
+def apply(path: Path, old: Any = None) -> Any:
+    """What a patch gives for the file `old`, as bytes."""
+    from tinysubnets.format.patch import apply_patch
+
+    return apply_patch(old, path.read_bytes())
+
+
 READERS: dict[str, Callable[[Path, Any], Any]] = {
     "load": load,
     "one task": load_one,
@@ -112,6 +129,7 @@ READERS: dict[str, Callable[[Path, Any], Any]] = {
     "resume": resume,
     "tsn inspect": command,
 }
+OF_OTHERS = {"dense predict": dense_predict, "apply": apply}  # files, which are no subnets
 
 
 @contextmanager
@@ -158,13 +176,13 @@ def accepted_text(path: Path) -> int:
 def measured(path: Path, reader: str, net: Any = None) -> dict[str, Any]:
     """What came of reading a file: "read" or the error's name, seconds and bytes at most.
 
-    - `net`: the user's own network, where the model was made with one.
+    - `net`: the user's own network, where the model was made with one; for a patch, the old file.
     """
     peak: list[int] = []
     start = time.process_time()  # of this process alone, however busy the machine is
     with peak_bytes(peak):
         try:
-            READERS[reader](path, net)
+            (READERS | OF_OTHERS)[reader](path, net)
             outcome = "read"
         except TinySubNetsError as error:
             outcome = type(error).__name__

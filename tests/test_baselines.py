@@ -20,6 +20,7 @@ from tinysubnets.baselines.base import DenseLearner, load_dense, save_dense
 from tinysubnets.baselines.ewc import EWC
 from tinysubnets.baselines.replay import Replay
 from tinysubnets.errors import (
+    ArtifactError,
     CapacityError,
     CapacityWarning,
     DamageError,
@@ -352,6 +353,36 @@ def test_what_a_saved_model_cannot_do_is_said(tmp_path):
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(DamageError, match="is damaged"):
         Replay.resume(tmp_path, small_net())
+
+
+def test_what_no_learner_has_saved_is_not_resumed(tmp_path):
+    live = make("gem", training={"epochs": 1})
+    for task in split()[:2]:
+        live.learn(task)
+    live.save(tmp_path)
+    tensors, numbers = load_dense(tmp_path)
+    first, second = numbers["tasks"]
+    for change in (
+        {"name": 3},
+        {"name": second["name"]},
+        {"classes": []},
+        {"classes": [0, "a"]},
+        {"classes": [[0], [1]]},
+        {"columns": ["a", "b"]},
+        {"columns": [0, 1]},
+        {"columns": [-2, 0]},
+        {"columns": [90, 92]},
+        {"normalisation": first["normalisation"] | {"trailing": None}},
+        {"normalisation": first["normalisation"] | {"trailing": 1 << 40}},
+        {"normalisation": first["normalisation"] | {"std": ["x"]}},
+    ):
+        save_dense(tmp_path, tensors, numbers | {"tasks": [first | change, second]})
+        with pytest.raises(ArtifactError):
+            type(live).resume(tmp_path, small_net())
+    for name in live.architecture.output:
+        save_dense(tmp_path, tensors | {name: tensors[name].int()}, numbers)
+        with pytest.raises(DamageError, match="float32"):
+            type(live).resume(tmp_path, small_net())
 
 
 def test_independent_refuses_a_task_whose_name_its_file_needs():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -197,3 +198,11 @@ def test_names_and_descriptions_need_no_torch() -> None:
         "assert all(n.describe(x) for x in n.names()); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("strange", [5, None, ["batch"], {"batch": 1}])
+def test_names_that_are_no_strings_are_unknown(strange: Any) -> None:
+    with pytest.raises(SettingError, match="unknown network"):
+        networks.build(strange)
+    with pytest.raises(SettingError, match="norm"):
+        networks.build("small-resnet", norm=strange)

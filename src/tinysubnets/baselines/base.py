@@ -49,7 +49,12 @@ from tinysubnets.format.container import (
     put_in_place,
     write_beside,
 )
-from tinysubnets.format.header import architecture_table, manifest_of
+from tinysubnets.format.header import (
+    MAX_DIMENSIONS,
+    architecture_table,
+    classes_of,
+    manifest_of,
+)
 from tinysubnets.format.rebuild import architecture_for
 from tinysubnets.method.base import (
     ScenarioType,
@@ -135,10 +140,17 @@ class LearnedTask:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> LearnedTask:
-        """The task that `as_dict` wrote."""
-        scale, (start, stop) = entry["normalisation"], entry["columns"]
-        normalization = Normalization(tuple(scale["mean"]), tuple(scale["std"]), scale["trailing"])
-        return cls(entry["name"], tuple(entry["classes"]), normalization, (start, stop))
+        """The task that `as_dict` wrote; what it cannot have written is a ValueError."""
+        name, scale, (start, stop) = entry["name"], entry["normalisation"], entry["columns"]
+        classes = classes_of([*entry["classes"]])
+        trailing = scale["trailing"]
+        whole = all(type(number) is int for number in (start, stop, trailing))
+        if not isinstance(name, str) or not whole or not 0 <= trailing <= MAX_DIMENSIONS:
+            raise ValueError(f"an entry that no task has: {str(dict(entry))[:200]}")
+        if start < 0 or stop - start != len(classes):
+            raise ValueError(f"{len(classes)} classes in the output columns {start} to {stop}")
+        normalization = Normalization(tuple(scale["mean"]), tuple(scale["std"]), trailing)
+        return cls(name, classes, normalization, (start, stop))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -583,6 +595,8 @@ class DenseLearner:
         self.tensors = {n: t for n, t in own.items() if not n.startswith(EXTRA)}
         tasks = [LearnedTask.from_dict(entry) for entry in numbers["tasks"]]
         self.learned = {t.name: t for t in tasks}
+        if len(self.learned) < len(tasks):
+            raise ValueError("two tasks have the same name")
         # Older reports say more, of what only methods with masks do.
         names = [f.name for f in dataclasses.fields(TaskReport)]
         reports = [TaskReport(**{n: r[n] for n in names}) for r in numbers.get("reports", ())]
@@ -650,7 +664,7 @@ class DenseLearner:
                 )
         try:
             learner.restore_(tensors, numbers)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, DamageError) as error:
             raise DamageError(
                 f"{folder}: the tasks of the model are damaged: {error!r}."
             ) from error
@@ -666,13 +680,18 @@ class DenseLearner:
     def _check_network(self) -> None:
         """Refuse a network whose tensors are not those of the model."""
         specs = (*self.architecture.shared, *self.architecture.task_params)
-        for task in self.learned:
+        is_known = self.scenario_type == "task-IL"
+        for task, learned in self.learned.items():
             network = self.network(task)
+            rows = learned.columns[1] if is_known else len(self.classes)
+            if any(tensor.dtype != torch.float32 for tensor in network.values()):
+                raise DamageError(f"task {task!r}: the values of a network are float32.")
             for spec in specs:
                 # The rows of the output layer are as many as there are classes.
                 first = 1 if spec.name in self.architecture.output else 0
                 found = tuple(network[spec.name].shape) if spec.name in network else None
-                if found is None or found[first:] != spec.shape[first:]:
+                is_short = found is not None and first == 1 and found[:1] < (rows,)
+                if found is None or found[first:] != spec.shape[first:] or is_short:
                     raise MismatchError(
                         f"the network given is not the one this model was made with: {spec.name} "
                         f"has the shape {spec.shape}, in the model {found}."

@@ -172,7 +172,7 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int, text_bytes: int = 0)
         raise DamageError("config: a shared tensor without values.")
     rebuild = architecture.get("rebuild")
     lists = _Lists(
-        classes=[_classes(c) for c in _list(config.get("classes"), "classes")],
+        classes=[classes_of(c) for c in _list(config.get("classes"), "classes")],
         inputs=[_sample(s) for s in _list(config.get("inputs", []), "inputs")],
         preprocessing=[
             _preprocessing(p) for p in _list(config.get("preprocessing", []), "preprocessing")
@@ -464,7 +464,8 @@ def _sample(value: Any) -> Sample:
     return Sample(DTYPES[parts[0]], _shape(parts[1], "a shape"))
 
 
-def _classes(value: Any) -> tuple[Label, ...]:
+def classes_of(value: Any) -> tuple[Label, ...]:
+    """The labels of a task as read; others than a task may have are damage."""
     labels = _list(value, "classes")
     kinds = {type(v) for v in labels}
     if not labels or len(kinds) != 1 or not kinds <= {int, str} or len(set(labels)) != len(labels):

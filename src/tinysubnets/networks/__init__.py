@@ -179,11 +179,11 @@ def _record(name: str, settings: dict[str, Any], network: nn.Module) -> dict[str
 
 def _find(name: str) -> Callable[..., Any]:
     """The function behind a name; a name with a colon is a library's or the user's own."""
-    if ":" in name:
+    if isinstance(name, str) and ":" in name:
         from tinysubnets.networks import libraries
 
         return libraries.builder(name) if libraries.is_library(name) else _imported(name)
-    if name not in _NETWORKS:
+    if not isinstance(name, str) or name not in _NETWORKS:
         own = (
             " Your own network is named 'package.module:function', one of a library 'timm:NAME' or "
             "'torchvision:NAME'."
