@@ -122,29 +122,41 @@ def test_weights_that_nobody_uses_are_free_again() -> None:
 
 
 def test_nothing_of_a_removed_task_is_in_the_file(tmp_path: Path) -> None:
-    store = models.store("named", 4)
+    store, own = models.store("named", 4), ("heads", "task_params", "memory", "routing")
+    rng = np.random.default_rng(8)
+    values = {
+        name: rng.normal(size=int(np.prod(shape))).astype(np.float32)
+        for name, shape in store.architecture.task_param_shapes(2).items()
+    }
     models.add_task(
         store,
         8,
         name="a secret name",
         classes=("stealthy", "labels"),
         shapes=store.architecture.task_param_shapes(2),
-        task_params={
-            n: models.code(torch.full((int(np.prod(s)),), 0.40625), 32)
-            for n, s in store.architecture.task_param_shapes(2).items()
-        },
+        task_params={n: models.code(torch.from_numpy(v), 32) for n, v in values.items()},
+        memory=torch.from_numpy(rng.normal(size=(5, 6)).astype(np.float32)),  # kept samples
     )
     decision = models.BankDecision(0, "like 'a secret name'", "a secret name")
     models.add_task(store, 9, decision=decision)
-    with artifact.ModelFile(store.save(tmp_path)) as file:
-        text = json.dumps(file.config)
-    assert "a secret name" in text and "stealthy" in text
-    store.remove("a secret name")
     path = store.save(tmp_path)
     with artifact.ModelFile(path) as file:
         text = json.dumps(file.config)
+        before = {kind: file.section(kind, 4) for kind in own}
+    assert "a secret name" in text and "stealthy" in text
+    assert values["fc.weight"].tobytes() in before["heads"] and before["memory"]
+    store.remove("a secret name")
+    store.save(tmp_path)
+    with artifact.ModelFile(path) as file:
+        text = json.dumps(file.config)
+        assert "name" not in file.config["tasks"][4], "its weights stay where task 9 uses them"
+        assert not any(file.section(kind, 4) for kind in own)
     assert "accuracy" in text and "secret" not in text and "stealthy" not in text
-    assert b"secret" not in path.read_bytes() and b"stealthy" not in path.read_bytes()
+    planted = [b"secret", b"stealthy", *(v.tobytes() for v in values.values())]
+    planted += [data for data in before.values() if data]
+    for file_of_model in (path, *tmp_path.iterdir()):
+        data = file_of_model.read_bytes()
+        assert not any(found in data for found in planted)
     left = SubnetStore.load(tmp_path).subnet("task 9").decision
     assert left is not None and "removed" in left.reason and left.nearest is None
     for file_of_people in ("config.json", "README.md"):
