@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from html import escape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
 
 import chromium
+import models
 from quick import mostly_slow
+from test_text import OBEYED
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.experiments.compare import summary as compare_summary
@@ -22,7 +28,9 @@ from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.report import write_report
 from tinysubnets.report.figures import per_task, references
 from tinysubnets.report.theme import DARK, LIGHT
+from tinysubnets.text import for_terminal
 
+SHAPES = {"svg", "g", "rect", "text", "tspan", "title", "style", "path", "polyline"}
 SCREENSHOTS = Path(__file__).parent.parent / ".cache" / "screenshots"
 ALL_PICTURES = {
     "accuracy-matrix",
@@ -242,6 +250,65 @@ def test_names_are_escaped(runs: Path, tmp_path: Path) -> None:
     text = write_report(tmp_path).read_text(encoding="utf-8")
     assert "<img" not in text
     assert "&lt;img" in text
+
+
+NASTY = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onload='alert(1)",
+    "</title></svg></style></td><iframe src=//x>",
+    'fill="var(--surface)" {{ 7 * 7 }} {% raw %} &lt;b&gt; &#60;',
+    "\x1b]0;owned\x07\x1b[31mred\u202e\x9b2J\x00",
+    "|`*_[x](http://y)\\ $x$ \\input{x} %",
+)
+
+
+class Markup(HTMLParser):
+    """The elements of a page and the names of their attributes, each as often as it is there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found[tag] += 1
+        self.found.update(f"{tag} {name}" for name, _ in attrs)
+
+
+@pytest.mark.parametrize("nasty", NASTY, ids=range(len(NASTY)))
+def test_names_of_tasks_and_classes_are_only_text(nasty: str, runs: Path, tmp_path: Path) -> None:
+    """The page and its pictures have the elements of one with plain names, as long ones."""
+    found = {}
+    for kind, text in (("plain", "x" * len(for_terminal(nasty))), ("nasty", nasty)):
+        result = copy.deepcopy(read_run(runs / "tsn" / "seed-0").result)
+        names = {t["name"]: f"{i}{text}" for i, t in enumerate(result["tasks"])}
+        for task in result["tasks"]:
+            task |= {"name": names[task["name"]], "reason": f"like {text!r}: {text}"}
+            task["classes"] = [f"{text}{i}" for i, _ in enumerate(task["classes"])]
+        ledger = result["ledger"]["tasks"]
+        result["ledger"]["tasks"] = {names[n]: entry for n, entry in ledger.items()}
+        result |= {"scenario": text, "method": f"tsn{text}", "notes": [text]}
+        page = written(result, tmp_path / kind)
+        pictures = sorted((tmp_path / kind / "pictures").iterdir())
+        drawn = [ElementTree.fromstring(p.read_text(encoding="utf-8")) for p in pictures]
+        found[kind] = Markup(page).found, [[e.tag for e in d.iter()] for d in drawn]
+    assert found["nasty"] == found["plain"]
+    assert not OBEYED.search(page) and escape(for_terminal(nasty)) in page
+
+
+def test_names_in_a_model_are_only_text(tmp_path: Path) -> None:
+    """Those of the pictures of masks, which come from the model's file."""
+    from tinysubnets.report import figures
+
+    for nasty in NASTY:
+        store = models.store(tasks=2)
+        models.add_task(store, 4, name=nasty, classes=(nasty, "b", "c"))
+        for figure in figures.of_model(store):
+            drawn = ElementTree.fromstring(figure.drawing.file_text())
+            assert {e.tag.rpartition("}")[2] for e in drawn.iter()} <= SHAPES
+            assert not OBEYED.search(figure.drawing.svg())
 
 
 def test_old_or_strange_folders_get_clear_errors(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Text that somebody else chose (names, labels, reasons, settings of files), shown harmlessly.
 
 One function for each place that text is shown in. HTML has none here: pages are made by templates
-that escape everything, and drawings by the one function of `report.drawing` that makes markup.
+that escape everything, and drawings by the one function of `report.drawing` that makes markup; both
+write out first what a terminal would obey.
 """
 
 from __future__ import annotations

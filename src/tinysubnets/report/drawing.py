@@ -14,6 +14,7 @@ import numpy as np
 
 from tinysubnets.files import atomic_write
 from tinysubnets.report.theme import DARK, LIGHT, MarkShape
+from tinysubnets.text import for_terminal
 
 SMALL, NORMAL = 11.5, 12.5
 """Font sizes."""
@@ -101,7 +102,7 @@ class Drawing:
         self, tag: str, attributes: Mapping[str, Value], text: str = "", note: str = ""
     ) -> None:
         """The one place where names and notes, which users choose, become markup."""
-        inside = escape(text) + (f"<title>{escape(note)}</title>" if note else "")
+        inside = _escaped(text) + (f"<title>{_escaped(note)}</title>" if note else "")
         given = ""
         for name, value in attributes.items():
             if isinstance(value, float | int):
@@ -109,14 +110,14 @@ class Drawing:
             elif value and name in ("fill", "stroke") and value != "none" and value[0] != "#":
                 value = f"var(--{value})"
             if value is not None:
-                given += f' {name.replace("_", "-")}="{escape(value)}"'
+                given += f' {name.replace("_", "-")}="{_escaped(value)}"'
         self._shapes.append(f"<{tag}{given}>{inside}</{tag}>" if inside else f"<{tag}{given}/>")
 
     def svg(self) -> str:
         """The drawing for a page that defines the theme's variables."""
         size = f'viewBox="0 0 {_number(self.width)} {_number(self.height)}"'
         style = f'style="max-width:{_number(self.width * 1.3)}px"'
-        label = f'role="img" aria-label="{escape(self.title)}"'
+        label = f'role="img" aria-label="{_escaped(self.title)}"'
         return "\n".join((f"<svg {size} {style} {label}>", *self._shapes, "</svg>"))
 
     def save(self, path: str | Path) -> None:
@@ -145,7 +146,7 @@ class Drawing:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
             f'viewBox="{edge} {edge} {_number(width)} {_number(height)}" '
-            f'font-family="system-ui, sans-serif">\n<title>{escape(self.title)}</title>\n'
+            f'font-family="system-ui, sans-serif">\n<title>{_escaped(self.title)}</title>\n'
             f"<style>@media (prefers-color-scheme: dark) {{ {dark} }}</style>\n{body}\n</svg>\n"
         )
 
@@ -171,6 +172,11 @@ def shortened(text: str, width: float, size: float = SMALL) -> str:
         if text_width(short, size) <= width:
             return short
     return f"{text[:1]}…"
+
+
+def _escaped(text: str) -> str:
+    """Text as markup shows it; XML has no place for control characters at all."""
+    return escape(for_terminal(text))
 
 
 def _number(value: float) -> str:

@@ -16,6 +16,7 @@ from tinysubnets.report import figures, theme
 from tinysubnets.report.charts import size_text
 from tinysubnets.report.drawing import Drawing
 from tinysubnets.report.figures import Figure
+from tinysubnets.text import for_terminal
 
 DETAILED = 8  # at most so many groups get pictures of their own
 MAX_LISTED = 6  # classes of a task that its line of the table names
@@ -47,7 +48,11 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
         drawings |= {f"{prefix}{f.key}": f.drawing for f in shown}
     style = _file("page.css").replace("/*light*/", theme.variables(theme.LIGHT))
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=_harmless,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     text = environment.from_string(_file("page.html.j2")).render(
         title=title(runs),
@@ -68,6 +73,12 @@ def build(runs: Sequence[Run]) -> tuple[str, dict[str, Drawing]]:
         style=style.replace("/*dark*/", theme.variables(theme.DARK)),
     )
     return text, drawings
+
+
+def _harmless(value: Any) -> Any:
+    """Text without controls and turned writing, which escaping leaves; markup as it is."""
+    is_text = isinstance(value, str) and not hasattr(value, "__html__")
+    return for_terminal(value, keep="\n") if is_text else value
 
 
 def _file(name: str) -> str:
