@@ -19,7 +19,8 @@ import torch
 
 import models
 from tinysubnets import files
-from tinysubnets.format import folder
+from tinysubnets.errors import ArtifactError
+from tinysubnets.format import backup, folder
 from tinysubnets.model.store import SubnetStore
 
 RANDOM_KILLS = 40
@@ -37,14 +38,19 @@ def main(root: Path) -> None:
     after = (root / "new" / "model.safetensors").read_bytes()
     new.saved_as = old.saved_as
     counts = {before: 0, after: 0}
-    step = 0
-    finished = False
-    while not finished:
-        finished = killed_at(step, new, where)
-        counts[look(where, counts)] += 1
-        reset(where, before)
-        step += 1
-    assert all(counts.values()), "kills both before and after the rename"
+    steps = 0
+    for with_backup in (False, True):
+        counts = dict.fromkeys(counts, 0)
+        step, finished = 0, False
+        while not finished:
+            finished = killed_at(step, new, where, with_backup)
+            counts[look(where, counts)] += 1
+            if with_backup:
+                look_at_backup(where, before)
+            reset(where, before)
+            step += 1
+        assert all(counts.values()), "kills both before and after the rename"
+        steps += step
     for number in range(RANDOM_KILLS):
         killed_sometime(number, old, new, where)
         look(where, counts)
@@ -52,15 +58,15 @@ def main(root: Path) -> None:
         again.save(where)  # neither a lock nor a left-over file is in the way
         reset(where, before)
     assert not list(where.glob(".*")), "nothing is left beside the model"
-    print(f"{step} lines, {RANDOM_KILLS} instants")
+    print(f"{steps} lines, {RANDOM_KILLS} instants")
 
 
-def killed_at(step: int, store: SubnetStore, where: Path) -> bool:
+def killed_at(step: int, store: SubnetStore, where: Path, with_backup: bool) -> bool:
     """Save in a child that kills itself before executing that many lines; was it too late?"""
     child = os.fork()
     if child == 0:
         sys.settrace(killer(step))
-        store.save(where)
+        store.save(where, with_backup=with_backup)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFEXITED(status) or os.WTERMSIG(status) == signal.SIGKILL
@@ -74,7 +80,7 @@ def killer(step: int) -> Any:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename not in (folder.__file__, files.__file__):
+        if frame.f_code.co_filename not in (folder.__file__, files.__file__, backup.__file__):
             return None
         if event == "line":
             if left == 0:
@@ -107,6 +113,15 @@ def look(where: Path, allowed: dict[bytes, int]) -> bytes:
     store = SubnetStore.load(where)
     assert store.tasks in (("task 0", "task 1"), ("task 0", "task 1", "task 3"))
     return data
+
+
+def look_at_backup(where: Path, before: bytes) -> None:
+    """There is a way back to the old model, or an error that says that there is none."""
+    try:
+        backup.undo(where)
+        assert (where / "model.safetensors").read_bytes() == before
+    except ArtifactError as error:
+        assert "has no backup" in str(error)
 
 
 def reset(where: Path, data: bytes) -> None:

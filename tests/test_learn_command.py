@@ -217,6 +217,15 @@ def test_any_other_change_removes_the_backup(model: Path, tmp_path: Path, change
         undo(model)
 
 
+def test_what_killed_processes_leave_of_a_backup_goes_with_the_next_save(tmp_path: Path) -> None:
+    """It holds a model that a task may have been removed from since."""
+    left = tmp_path / f".backup.{'0' * 16}.tmp"
+    left.mkdir(parents=True)
+    (left / FILE_NAME).write_bytes(b"of an earlier model")
+    models.store(tasks=1).save(tmp_path)
+    assert not left.exists()
+
+
 def test_a_backup_belongs_to_the_model_that_replaced_it(tmp_path: Path) -> None:
     store = models.store(tasks=1)
     store.save(tmp_path)

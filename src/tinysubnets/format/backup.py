@@ -52,7 +52,6 @@ def keeping(model: Path, successor: str) -> Iterator[None]:
     check_place(model)
     is_replaced = False
     try:
-        remove_leftovers(model.with_name(FOLDER))
         with replaced_folder(model.with_name(FOLDER)) as fresh:
             for name in (FILE_NAME, *BESIDE):
                 source = model.with_name(name)
@@ -82,8 +81,12 @@ def check_place(model: Path) -> None:
 
 
 def forget(model: Path, identity: str = "") -> None:
-    """Remove the backup unless the model of that hash replaced it; under the lock."""
+    """Remove the backup unless the model of that hash replaced it; under the lock.
+
+    And what killed processes have left of backups, always.
+    """
     folder = model.with_name(FOLDER)
+    remove_leftovers(folder)
     if _successor(folder) not in (None, identity):
         with contextlib.suppress(OSError):
             for name in (FILE_NAME, *BESIDE):  # what says whose it is goes last
