@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinysubnets.coding.byte_io import Reader
+from tinysubnets.coding.bits import huffman_encode, pack_bits, pack_codes
+from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.grids import (
     Grid,
     check_grid,
@@ -130,3 +131,41 @@ def test_rounding_keeps_shares_above_the_floor_and_steps_below() -> None:
     assert (np.abs(found / values - 1)[above] <= 2.0**-5).all()
     assert (np.abs(found - values)[~above] <= 2.0**-8).all()
     assert np.isfinite(found).all() and found.max() < inf
+
+
+def every_code(integers: np.ndarray) -> list[bytes]:
+    """What the layout allows for integers, shift after shift, made by writing it down."""
+    sizes, out = np.abs(integers), []
+    bits = int(sizes.max()).bit_length()
+    first = max(0, bits - 8)
+    for shift in range(first, min(15, max(first, min(bits, first + 8))) + 1):
+        symbols = (sizes >> shift).astype(np.uint8)
+        width = max(1, int(symbols.max()).bit_length())
+        negative = integers[sizes > 0] < 0
+        codes = min(every_form(symbols, width), key=len)
+        writer = Writer()
+        writer.byte(shift | bool(negative.any()) << 4 | width - 1 << 5)
+        writer.block(codes)
+        rest = pack_codes((sizes & (1 << shift) - 1).astype(np.uint16), shift) if shift else b""
+        signs = pack_bits(negative) if negative.any() else b""
+        out.append(writer.bytes() + rest + signs)
+    return out
+
+
+def every_form(codes: np.ndarray, bits: int) -> list[bytes]:
+    """Codes packed, and Huffman-coded with several or one to a symbol."""
+    forms, per = [b"\0" + pack_codes(codes, bits)], 8 // bits
+    padded = np.concatenate([codes, np.zeros(-len(codes) % per, np.uint8)]).reshape(-1, per)
+    joined = (padded.astype(np.int64) << bits * np.arange(per)).sum(1).astype(np.uint8)
+    forms.append(b"\1" + huffman_encode(joined.tobytes()))
+    return [*forms, b"\2" + huffman_encode(codes.tobytes())] if bits <= 4 else forms
+
+
+@pytest.mark.parametrize("spread", [0.3, 2.0, 9.0, 60.0, 5000.0])
+def test_what_is_not_tried_is_never_the_smallest(spread: float) -> None:
+    """Shifts and Huffman codes are left out where they cannot win: bytes are as if all were."""
+    rng = np.random.default_rng(int(10 * spread))
+    for count in [*range(1, 60), 100, 300, 2000, 40_000]:
+        for drawn in (rng.normal(size=count), rng.laplace(size=count) ** 3):
+            integers = np.rint(spread * drawn).clip(-(2**22), 2**22).astype(np.int64)
+            assert encode_integers(integers) == min(every_code(integers), key=len), count

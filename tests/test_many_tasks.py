@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,10 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from tinysubnets import networks
 from tinysubnets.errors import CapacityWarning
+from tinysubnets.format import encode
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model import mask_references
 from tinysubnets.model.mask_references import MaskContext, code_mask, read_mask
-from tinysubnets.model.subnet import FIRST_MEMBER
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import FIRST_MEMBER, PackedMask
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks import divergence
@@ -175,3 +179,78 @@ def test_the_likest_of_many_masks_is_still_found(place: int) -> None:
     coded = code_mask(mask, context, None)
     assert coded.reference == FIRST_MEMBER + place
     assert (read_mask(coded, context) == mask).all()
+
+
+def stored_thousand() -> SubnetStore:
+    """A store of a thousand tasks: a hundred are learned, the others are drawn like the last ones.
+
+    Their masks hold as many blocks of each tensor at other places, which no codec foresees.
+    """
+    learner = tiny_learner()
+    learn_all(learner, range(100))
+    store, rng = learner.store, np.random.default_rng(0)
+    full = [s for s in store.subnets.values() if s.num_new == 0]  # no weight was free for them
+    for number in range(100, 1000):
+        like = full[number % len(full)]
+        mask, owned = like.mask.numpy(), store.banks[like.bank].owned.numpy()
+        for i, j in store.layout.block_segments:
+            places = rng.permutation(np.flatnonzero(owned[i:j]))[: mask[i:j].sum()]
+            mask[i:j] = False
+            mask[i + places] = True
+        packed = PackedMask.of(torch.from_numpy(mask))
+        store.add_(replace(like, name=f"t{number}", packed_mask=packed, coded_mask=None))
+    return store
+
+
+def calls_of(function: Callable[[], Any]) -> tuple[Any, int]:
+    """What a function gives, and how many calls of Python and C functions it takes."""
+    num = 0
+
+    def count(frame: FrameType, event: str, arg: Any) -> None:
+        nonlocal num
+        num += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        return function(), num
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.slow
+def test_a_thousand_tasks_are_a_small_file_soon_written_and_read(tmp_path: Path) -> None:
+    """At most 0.6 MB, and so few calls that neither takes a second of a core."""
+    store = stored_thousand()
+    path, saving = calls_of(lambda: store.save(tmp_path))
+    assert path.stat().st_size <= 600_000
+    bits = [entry.total for entry in store.ledger().tasks.values()]
+    assert sum(bits[100:]) / 900 > 0.95 * sum(bits[50:100]) / 50  # drawn ones are no cheaper
+    again, loading = calls_of(lambda: SubnetStore.load(tmp_path, store.architecture))
+    assert again.digest("t999") == store.digest("t999")
+    assert saving <= 3_200_000 and loading <= 1_300_000  # 0.9 and 0.35 s of a slow core
+    # What was written before is not made anew.
+    encoded, writing = calls_of(lambda: encode(store))
+    assert writing <= 0.25 * saving
+    assert b"".join(encoded.parts) == b"".join(encode(again).parts) == path.read_bytes()
+
+
+def test_what_was_written_before_is_as_if_written_anew() -> None:
+    """Between two ways of writing tasks are added, renamed and removed."""
+    learner = tiny_learner(bits=1, seed=3)
+    store = learner.store
+
+    def check() -> None:
+        written = b"".join(encode(store).parts)
+        store.written = ()
+        assert b"".join(encode(store).parts) == written
+
+    learn_all(learner, range(3))
+    check()
+    learn_all(learner, range(3, 5))
+    check()
+    store.rename("t3", "third")
+    check()
+    store.remove("t1")
+    check()
+    learn_all(learner, range(5, 6))
+    check()

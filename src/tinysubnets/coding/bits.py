@@ -76,9 +76,7 @@ def unpack_bits(data: bytes, count: int) -> NDArray[np.bool_]:
 
 def pack_codes(codes: NDArray[np.unsignedinteger], bits: int) -> bytes:
     """The codes of a flat array, `bits` bits each, 1 to 16."""
-    _check_bits(bits)
-    if codes.size and int(codes.max()) >> bits:
-        raise SettingError(f"code {int(codes.max())} does not fit in {bits} bits; use more bits.")
+    check_codes(codes, bits)
     return np.packbits(split_planes(codes, bits), bitorder="little").tobytes()
 
 
@@ -113,6 +111,13 @@ def join_planes(planes: NDArray[np.uint8], flipped: int = 0) -> NDArray[np.unsig
         codes |= plane
     codes ^= flipped
     return codes
+
+
+def check_codes(codes: NDArray[np.unsignedinteger], bits: int) -> None:
+    """Refuse codes that are no numbers of `bits` bits, 1 to 16."""
+    _check_bits(bits)
+    if codes.size and int(codes.max()) >> bits:
+        raise SettingError(f"code {int(codes.max())} does not fit in {bits} bits; use more bits.")
 
 
 def _check_bits(bits: int) -> None:

@@ -16,6 +16,11 @@ from tinysubnets.errors import DamageError
 MAX_VARINT_BYTES = 10
 
 
+def varint_bytes(value: int) -> int:
+    """How many bytes a varint takes."""
+    return max(1, -(-value.bit_length() // 7))
+
+
 class Writer:
     """A growing sequence of bytes."""
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tinysubnets.coding.bitmask_codecs import decode_bitmask, encode_bitmask
 from tinysubnets.coding.bits import (
     MAX_CODE_BITS,
+    check_codes,
     huffman_decode,
     huffman_encode,
     pack_bits,
@@ -37,6 +38,10 @@ from tinysubnets.coding.bits import (
 from tinysubnets.errors import DamageError
 
 _PACKED, _HUFFMAN_JOINED, _HUFFMAN_SINGLE, _CHANGES = range(4)
+# The least bits of a deflate block with a table: its head and three counts 17, lengths of the code
+# for lengths 15, the lengths of 258 codes 15, its end 1. One without a table is never shorter than
+# packed codes.
+_TABLE_BITS = 48
 
 
 def encode_codes(
@@ -46,18 +51,33 @@ def encode_codes(
 
     - `follows`: which of them follow one in the same kernel, where the reader will know it.
     """
-    candidates = [bytes([_PACKED]) + pack_codes(codes, bits)]
+    check_codes(codes, bits)
+    best, size = b"", 1 + packed_size(codes.size, bits)  # packed, which need not be made to be told
     if bits == 1 and follows is not None:
         ones = codes.astype(np.bool_)
         changes = ones[1:][follows[1:]] != ones[:-1][follows[1:]]
         body = pack_bits(ones[~follows]) + encode_bitmask(changes)
-        candidates.append(bytes([_CHANGES]) + body)
+        if 1 + len(body) < size:
+            best, size = bytes([_CHANGES]) + body, 1 + len(body)
     for tag in (_HUFFMAN_JOINED, _HUFFMAN_SINGLE):
         per_symbol = _codes_per_symbol(tag, bits)
-        if per_symbol:
-            symbols = _join(codes, bits, per_symbol)
-            candidates.append(bytes([tag]) + huffman_encode(symbols.tobytes()))
-    return min(candidates, key=len)
+        if per_symbol and _least_huffman(codes.size, per_symbol) < size:
+            body = huffman_encode(_join(codes, bits, per_symbol).tobytes())
+            if 1 + len(body) < size:
+                best, size = bytes([tag]) + body, 1 + len(body)
+    return best or bytes([_PACKED]) + pack_codes(codes, bits)
+
+
+def least_bytes(count: int, bits: int) -> int:
+    """What `count` codes take at the least, whatever they are, without `follows`."""
+    per_symbol = _codes_per_symbol(_HUFFMAN_JOINED, bits)
+    packed = 1 + packed_size(count, bits)
+    return min(packed, _least_huffman(count, per_symbol)) if per_symbol else packed
+
+
+def _least_huffman(count: int, per_symbol: int) -> int:
+    """The least bytes of codes under a Huffman tag, where that is shorter than packed ones."""
+    return 1 + packed_size(_TABLE_BITS + -(-count // per_symbol))
 
 
 def decode_codes(

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinysubnets.coding.bits import pack_bits, pack_codes, packed_size, unpack_bits, unpack_codes
-from tinysubnets.coding.byte_io import Reader, Writer
-from tinysubnets.coding.codes import decode_codes, encode_codes
+from tinysubnets.coding.byte_io import Reader, Writer, varint_bytes
+from tinysubnets.coding.codes import decode_codes, encode_codes, least_bytes
 from tinysubnets.errors import DamageError, SettingError
 
 MAX_MANTISSA = 10
@@ -98,22 +98,37 @@ def encode_integers(integers: NDArray[np.int64]) -> bytes:
     if least > _MAX_SHIFT:
         raise SettingError(f"an integer of size {largest} is too large to be coded.")
     most = min(_MAX_SHIFT, max(least, min(largest.bit_length(), least + _SHIFTS_TRIED)))
-    candidates = [_encode(integers, sizes, shift) for shift in range(least, most + 1)]
-    return min(candidates, key=len)
-
-
-def _encode(integers: NDArray[np.int64], sizes: NDArray[np.int64], shift: int) -> bytes:
-    symbols = sizes >> shift
-    width = max(1, int(symbols.max()).bit_length()) if symbols.size else 1
+    best: tuple[int, int, bytes] | None = None  # bytes with remainders, shift, symbols
+    for shift in range(least, most + 1):
+        width, remainders = _width(largest, shift), packed_size(sizes.size, shift)
+        if best is not None and best[0] <= _in_block(least_bytes(sizes.size, width)) + remainders:
+            continue
+        symbols = encode_codes((sizes >> shift).astype(np.uint8), width)
+        total = _in_block(len(symbols)) + remainders
+        if best is None or total < best[0]:
+            best = total, shift, symbols
+    assert best is not None
+    _, shift, symbols = best
     negative = integers[sizes > 0] < 0
+    signed = bool(negative.any())
     out = Writer()
-    out.byte(shift | bool(negative.any()) << 4 | width - 1 << 5)
-    out.block(encode_codes(symbols.astype(np.uint8), width))
+    out.byte(shift | signed << 4 | _width(largest, shift) - 1 << 5)
+    out.block(symbols)
     if shift:
         out.raw(pack_codes((sizes & ((1 << shift) - 1)).astype(np.uint16), shift))
-    if negative.any():
+    if signed:
         out.raw(pack_bits(negative))
     return out.bytes()
+
+
+def _width(largest: int, shift: int) -> int:
+    """The bits of the symbols of integers up to a size."""
+    return max(1, (largest >> shift).bit_length())
+
+
+def _in_block(size: int) -> int:
+    """What so many bytes take behind their length."""
+    return size + varint_bytes(size)
 
 
 def decode_integers(data: Reader, count: int) -> NDArray[np.int64]:

@@ -47,7 +47,8 @@ def model_card(store: SubnetStore, ledger: Ledger) -> str:
         )
     lines += _inputs(store)
     lines += ["", "| part | bytes |", "|---|---|"]
-    lines += [f"| {f.name} | {getattr(ledger.total, f.name) / 8:,.0f} |" for f in fields(Entry)]
+    total = ledger.total
+    lines += [f"| {f.name} | {getattr(total, f.name) / 8:,.0f} |" for f in fields(Entry)]
     lines += [f"| file | {ledger.file_bytes:,} |", "", *_usage(store), ""]
     snippets = [s for s in map(onnx_snippet, store.subnets.values()) if s]
     if snippets:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tinysubnets.coding.bits import RAW_DEFLATE
-from tinysubnets.coding.byte_io import MAX_VARINT_BYTES, Reader, Writer
+from tinysubnets.coding.byte_io import MAX_VARINT_BYTES, Reader, Writer, varint_bytes
 from tinysubnets.errors import ArtifactError, DamageError, FormatError
 from tinysubnets.files import UnsyncedError, atomic_write, reading
 from tinysubnets.format import limits
@@ -106,11 +106,6 @@ SCHEMES = {
     1: Scheme(("records", "constants"), _FIRST_KINDS, {kind: (kind,) for kind in _FIRST_KINDS}),
     2: Scheme(COMMON, KINDS, {"weights": KINDS[:3], "task": KINDS[3:]}),
 }
-
-
-def varint_bytes(value: int) -> int:
-    """How many bytes a varint takes."""
-    return max(1, -(-value.bit_length() // 7))
 
 
 def digest(data: bytes, place: str) -> bytes:

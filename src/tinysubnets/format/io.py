@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.coding.bits import pack_mask, unpack_mask
-from tinysubnets.coding.byte_io import Reader, Writer
+from tinysubnets.coding.byte_io import Reader, Writer, varint_bytes
 from tinysubnets.errors import ArtifactError, DamageError, TaskError, unknown
 from tinysubnets.format.container import (
     COMMON,
@@ -30,7 +31,6 @@ from tinysubnets.format.container import (
     assemble,
     check_front,
     index_of,
-    varint_bytes,
 )
 from tinysubnets.format.header import (
     Manifest,
@@ -117,33 +117,52 @@ def encode(store: SubnetStore) -> Encoded:
 
 def sections_of(store: SubnetStore) -> Sections:
     """All sections of a store: one of every kind for each entry, and the common ones."""
-    out: dict[str, list[bytes]] = {kind: [] for kind in KINDS}
     entries = store.entries()
+    # What is written of an entry depends on it and on those before it alone.
+    pairs = zip(store.written, entries, strict=False)
+    written = [one for one, _ in takewhile(lambda pair: pair[0][0] is pair[1], pairs)]
+    known = len(written)
     numbers = {s.number: s.task_params for s in entries if s.name}
     owned: dict[int, Any] = {}  # by bank: what the entries so far own, at one bit per block
-    for subnet in entries:
-        coded = subnet.coded_mask
-        if coded is None:
-            raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
-        mask, follows = subnet.packed_mask.bits, None
-        if any(c.bits == 1 for c in subnet.own):
-            new = weight_positions(store.layout, mask & ~owned.get(subnet.bank, np.uint8(0)))
-            follows = store.layout.follows_in_kernel(new)
-        if subnet.bank != NO_BANK:
-            owned[subnet.bank] = owned.get(subnet.bank, np.uint8(0)) | mask
-        codes, books = write_own(subnet.own, follows)
-        heads, task_params = b"", b""
-        if subnet.name:
-            other = None if subnet.reference is None else numbers.get(subnet.reference)
-            heads, task_params = _task_params(store, subnet, other)
-        memory, routing = write_memory(subnet.memory), write_routing(subnet.routing)
-        masks = b"" if subnet.adds_nothing else write_coded_mask(coded)
-        parts = (codes, books, masks, heads, task_params, memory, routing)
-        for kind, data in zip(KINDS, parts, strict=True):
-            out[kind].append(data)
+    for place, subnet in enumerate(entries):
+        before = owned.get(subnet.bank, np.uint8(0))
+        if subnet.bank != NO_BANK and known < len(entries):
+            owned[subnet.bank] = before | subnet.packed_mask.bits
+        if place >= known:
+            reference = None if subnet.reference is None else numbers.get(subnet.reference)
+            written.append((subnet, _entry_sections(store, subnet, before, reference)))
+    store.written = tuple(written)  # another thread may write too
+    out = {kind: [parts[i] for _, parts in written] for i, kind in enumerate(KINDS)}
     constants = b"".join(raw_bytes(t) for t in store.architecture.constants.values())
     common = (constants, _write_base(store))
     return out | {kind: [data] for kind, data in zip(COMMON, common, strict=True)}
+
+
+def _entry_sections(
+    store: SubnetStore,
+    subnet: Subnet,
+    owned: Any,
+    reference: Mapping[str, CodebookTensor] | None,
+) -> tuple[bytes, ...]:
+    """The sections of one entry, one of every kind.
+
+    - `owned`: what earlier entries of its bank own, at one bit per block.
+    - `reference`: the task-specific parameters of the task referred to; None where there is none.
+    """
+    coded = subnet.coded_mask
+    if coded is None:
+        raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
+    follows = None
+    if any(c.bits == 1 for c in subnet.own):
+        new = weight_positions(store.layout, subnet.packed_mask.bits & ~owned)
+        follows = store.layout.follows_in_kernel(new)
+    codes, books = write_own(subnet.own, follows)
+    heads, task_params = b"", b""
+    if subnet.name:
+        heads, task_params = _task_params(store, subnet, reference)
+    memory, routing = write_memory(subnet.memory), write_routing(subnet.routing)
+    masks = b"" if subnet.adds_nothing else write_coded_mask(coded)
+    return codes, books, masks, heads, task_params, memory, routing
 
 
 def _write_base(store: SubnetStore) -> bytes:

@@ -46,7 +46,7 @@ from tinysubnets.coding.bits import (
     unpack_bits,
 )
 from tinysubnets.coding.byte_io import Reader, Writer
-from tinysubnets.coding.codes import decode_codes, encode_codes
+from tinysubnets.coding.codes import decode_codes, encode_codes, least_bytes
 from tinysubnets.coding.grids import (
     MAX_FLOOR,
     MAX_MANTISSA,
@@ -477,20 +477,24 @@ def _smallest(values: Tensor) -> bytes:
     In no form do they change.
     """
     plain = CodebookTensor(values.detach().float().cpu())
+    best = _written(plain)
     distinct, codes = plain.values.unique(return_inverse=True)
     width = max(1, (len(distinct) - 1).bit_length())
-    forms = [plain]
     if width <= MAX_ROUTING_BITS and len(distinct) >= 2:
-        forms.append(CodebookTensor(distinct, codes.to(torch.uint8), width))
+        least = len(distinct) * plain.value_bits // 8 + least_bytes(len(codes), width)
+        if least < len(best):
+            form = CodebookTensor(distinct, codes.to(torch.uint8), width)
+            best = min(best, _written(form), key=len)
     grid = _grid_of(plain.values.numpy())
     if grid is not None:
-        forms.append(CodebookTensor(plain.values, grid=grid))
-    written = []
-    for form in forms:
-        out = Writer()
-        _write_list(out, [form], None)
-        written.append(out.bytes())
-    return min(written, key=len)
+        best = min(best, _written(CodebookTensor(plain.values, grid=grid)), key=len)
+    return best
+
+
+def _written(form: CodebookTensor) -> bytes:
+    out = Writer()
+    _write_list(out, [form], None)
+    return out.bytes()
 
 
 def _grid_of(values: NDArray[np.float32]) -> Grid | None:

@@ -25,6 +25,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -1113,11 +1114,12 @@ def _weights(store: SubnetStore, subnet: Subnet, record: Record, raw: Tensor) ->
     Against the last earlier tasks that keep the same parts. All tasks have the same weights, so
     that a task's own data are enough: nothing can be won by claiming more of everything.
     """
-    earlier = [
+    latest = (
         s
-        for s in store.subnets.values()
+        for s in reversed(store.subnets.values())
         if s.number < subnet.number and not s.isolated and _fits(s, raw)
-    ][-CALIBRATION_TASKS:]
+    )
+    earlier = list(islice(latest, CALIBRATION_TASKS))[::-1]
     router = Router(store, [*earlier, replace(subnet, routing=record.vectors())])
     if not earlier or set(router.weights) != set(record.weights):
         return record.weights

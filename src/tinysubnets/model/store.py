@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, overload
 
@@ -76,6 +77,7 @@ class SubnetStore:
     others, by number. `next_number` is that of the next task: numbers are never used twice.
     `saved_as` names the file the store was loaded from or last saved as, `began_ns` when it began;
     a partial store holds one task. Tasks stay decoded, for their next use, up to `decoded_bytes`.
+    `written` has the bytes of entries, in order, as they were last written; see `format.io`.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class SubnetStore:
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
         self._records: dict[str, tuple[Subnet, Record | None]] = {}  # read when first routed
+        self.written: tuple[tuple[Subnet, tuple[bytes, ...]], ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -125,7 +128,7 @@ class SubnetStore:
     def entries(self, bank: int | None = None) -> list[Subnet]:
         """All subnets, nameless ones too, in the order of learning; or those of one bank."""
         found = [*self.subnets.values(), *self.nameless.values()]
-        found.sort(key=lambda s: s.number)
+        found.sort(key=attrgetter("number"))
         return found if bank is None else [s for s in found if s.bank == bank]
 
     def members(self, bank: int) -> list[Subnet]:
