@@ -51,20 +51,20 @@ def thousandth_task(num_tasks: int = 1000) -> dict[str, Any]:
             trainer.finish()
             beside.append(time.process_time() - trained + begun - begin)
     with tempfile.TemporaryDirectory() as folder:
-        begin = time.perf_counter()
+        begin = time.process_time()  # beside other work the clock says little
         size = learner.save(folder).stat().st_size
-        saved = time.perf_counter()
+        saved = time.process_time()
         SubnetStore.load(folder, net)
-        loaded = time.perf_counter()
+        loaded = time.process_time()
     early, late = (statistics.median(t) for t in (beside[10 : 10 + WINDOW], beside[-WINDOW:]))
     return {
         "what": f"beside training, task {num_tasks:,} over task 10, tiny MLP",
         "ratio": late / early,
-        "target": "<= 2; file <= 0.6 MB, save and load <= 1 s",
+        "target": "<= 2; file <= 600 kB, save and load <= 1 s",
         "tenth_ms": 1e3 * early,
         "last_ms": 1e3 * late,
         "file_kB": size / 1e3,
-        "save_s": saved - begin,
-        "load_s": loaded - saved,
+        "save_cpu_s": saved - begin,
+        "load_cpu_s": loaded - saved,
         "free_share": learner.store.free_share(),
     }

@@ -14,7 +14,15 @@ from tinysubnets import seeds
 from tinysubnets.coding.masks import entropy_bits
 from tinysubnets.errors import SettingError, TaskError
 from tinysubnets.method import compress
-from tinysubnets.method.pruning import Candidate, PruningSettings, post_prune, result_of, spare
+from tinysubnets.method.pruning import (
+    Candidate,
+    Pruned,
+    PruningSettings,
+    post_prune,
+    result_of,
+    spare,
+)
+from tinysubnets.model import subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 
@@ -272,3 +280,34 @@ def test_stages_make_the_decisions_of_the_whole_network(
         masks.append([learned(learn, task(f"t{n}", seed=n)).mask for n in range(2)])
     assert all(torch.equal(a, b) for a, b in zip(*masks, strict=True))
     assert all(int(m.sum()) < 0.6 * len(m) for m in masks[0])
+
+
+@pytest.mark.parametrize("dropped", [(), (1,)])
+def test_codebooks_of_layers_that_lose_nothing_stay(
+    dropped: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they would be fitted anew to is what they were fitted to."""
+    fitted: list[Tensor] = []
+    real = subnet.fit
+
+    def counted(values: Tensor, k: int) -> Tensor:
+        fitted.append(values)
+        return real(values, k)
+
+    def prune(work: Any, *_: Any, **__: Any) -> Any:
+        """Take one block away from each of some layers."""
+        mask = work.mask.clone()
+        for number in dropped:
+            i, j = work.layout.block_segments[number]
+            mask[i + mask[i:j].nonzero()[0]] = False
+        yield from ()
+        return Pruned(mask, 0, 0.0)
+
+    monkeypatch.setattr(subnet, "fit", counted)
+    monkeypatch.setattr(compress.Compressor, "prune", prune)
+    taught = learner(bits=2)
+    taught.learn(task())
+    layers = len(taught.store.layout.shared)
+    assert len(fitted) == layers + len(dropped)
+    own = taught.store.subnet("a").own
+    assert len(own[1].decode()) == len(fitted[1]) - len(dropped)

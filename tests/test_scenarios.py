@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -295,3 +296,22 @@ def test_the_table_names_sets_that_exist(name: str) -> None:
 def test_unknown_scenarios_say_the_nearest() -> None:
     with pytest.raises(SettingError, match="Did you mean 'split-digits'"):
         scenarios.build("split-digit")
+
+
+@pytest.mark.parametrize("name", ["split-digits", "permuted-digits"])
+def test_a_normalization_is_fitted_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run looks at all tasks before it learns the first."""
+    fitted: list[str] = []
+    real = sets.fitted_normalization
+
+    def counted(task: str, *rest: Any) -> Any:
+        fitted.append(task)
+        return real(task, *rest)
+
+    monkeypatch.setattr(sets, "fitted_normalization", counted)
+    made = scenarios.build(name, seed=1)
+    first = [made.task(i) for i in range(3)]
+    again = [made.task(i) for i in range(3)]
+    assert fitted == list(made.names[:3])
+    assert [t.normalization for t in again] == [t.normalization for t in first]
+    assert len({t.normalization for t in first}) == (3 if name == "split-digits" else 1)

@@ -107,17 +107,26 @@ class Compressor:
         """The share of weights owned once this task is claimed."""
         return self.layout.count(mask | self.module.owned) / self.layout.num_weights
 
-    def encode(self, mask: Tensor, bits: int) -> tuple[CodebookTensor, ...]:
+    def encode(
+        self, mask: Tensor, bits: int, whole: tuple[CodebookTensor, ...] = ()
+    ) -> tuple[CodebookTensor, ...]:
         """The task's own weights as codes, one codebook per layer or one for all.
 
         By the codebooks that the values were trained with, where there are such, else by new ones.
+
+        - `whole`: the codes of the mask that was trained, where they are known: they hold for all
+          layers of which `mask` keeps the same.
         """
         own, segments = self.own_weights(mask), self.module.codebook_segments
         trained = self.module.trained_codebooks(bits) or (None,) * len(segments)
-        return tuple(
-            code(self.free[i:j][own[i:j]], bits, centroids=centroids)
-            for (i, j), centroids in zip(segments, trained, strict=True)
-        )
+        before = self.own_weights(self.mask) if whole else own
+        out = []
+        for number, ((i, j), centroids) in enumerate(zip(segments, trained, strict=True)):
+            if whole and torch.equal(own[i:j], before[i:j]):
+                out.append(whole[number])
+            else:
+                out.append(code(self.free[i:j][own[i:j]], bits, centroids=centroids))
+        return tuple(out)
 
     def values(self, mask: Tensor, own: tuple[CodebookTensor, ...] | None) -> Tensor:
         """The flat own values under a mask, decoded or as trained."""

@@ -255,7 +255,7 @@ class TinySubNets(MaskedLearner):
             references=tuple(s.mask for s in others),
             path=(settings.seed, "task", self.store.next_number),
         )
-        own = trained.encode(pruned.mask, bits)  # the codebooks fit what is left
+        own = trained.encode(pruned.mask, bits, own)  # the codebooks fit what is left
         return Compressed(pruned.mask, bits, own, time.perf_counter() - begin)
 
     def _initial_state(self, task: Task, decision: BankDecision) -> InitialState:

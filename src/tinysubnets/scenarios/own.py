@@ -9,6 +9,7 @@ from tinysubnets.datasets.loaders import TEST_FOLDERS, DecodedSet, has_test_arra
 from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import OwnSettings, TaskSource
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
@@ -26,6 +27,7 @@ class Own:
     ) -> None:
         self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
         self.with_test = with_test
+        self._known: dict[str, Normalization] = {}
         self.sources = {
             name: config.build(TaskSource, table, f"tasks.{name}")
             if "data" in table
@@ -52,7 +54,7 @@ class Own:
                 raise SettingError(unknown(f"class of task {name!r}:", wanted, train.classes))
         chosen = source.classes or train.classes
         numbers = [train.classes.index(c) for c in chosen]
-        return make_task(name, train, test, numbers, self.settings, self.seed)
+        return make_task(name, train, test, numbers, self.settings, self.seed, self._known)
 
     def _load(self, source: TaskSource, split: str) -> DecodedSet:
         size = None if source.data.endswith(".npz") else self.settings.image_size

@@ -12,6 +12,7 @@ from tinysubnets import seeds
 from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import PermutedSettings
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
@@ -29,6 +30,7 @@ class Permuted:
     ) -> None:
         self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
         self.with_test = with_test
+        self._known: dict[str, Normalization] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,7 +57,9 @@ class Permuted:
         train = self._permuted(train, index)
         test = None if test is None else self._permuted(test, index)
         numbers = range(len(train.classes))
-        return make_task(self.names[index], train, test, numbers, self.settings, self.seed)
+        return make_task(
+            self.names[index], train, test, numbers, self.settings, self.seed, self._known
+        )
 
     def _permuted(self, part: DecodedSet, index: int) -> DecodedSet:
         if index == 0 and not self.settings.permute_first:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import SequenceSettings
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
@@ -24,6 +25,7 @@ class Sequence:
     ) -> None:
         self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
         self.with_test = with_test
+        self._known: dict[str, Normalization] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -35,7 +37,9 @@ class Sequence:
         train = self._fitted(index, "train")
         test = self._fitted(index, "test") if self.with_test else None
         numbers = range(len(train.classes))
-        return make_task(self.names[index], train, test, numbers, self.settings, self.seed)
+        return make_task(
+            self.names[index], train, test, numbers, self.settings, self.seed, self._known
+        )
 
     def _fitted(self, index: int, split: str) -> DecodedSet:
         part = load_set(self.settings.datasets[index], split, self.root, self.cache)

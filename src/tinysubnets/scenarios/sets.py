@@ -66,8 +66,12 @@ def make_task(
     numbers: Sequence[int],
     settings: DataSettings,
     seed: int,
+    known: dict[str, Normalization],
 ) -> Task:
-    """A task of the classes with the given numbers, in that order; images stay where they are."""
+    """A task of the classes with the given numbers, in that order; images stay where they are.
+
+    - `known`: the normalizations of a scenario's tasks by name, fitted once; this one's is added.
+    """
     classes = tuple(train.classes[n] for n in numbers)
     whole = _part(train, numbers, settings.train_limit, (seed, "train", name))
     missing = sorted({classes[i] for i in range(len(numbers))} - _present(whole, classes))
@@ -85,13 +89,15 @@ def make_task(
         )
         if len(tested) == 0:
             raise TaskError(f"task {name!r}: its test set has no sample of its classes.")
+    if name not in known:
+        known[name] = _normalization(name, learned)
     return Task(
         name,
         classes,
         learned,
         valid,
         tested,
-        _normalization(name, learned),
+        known[name],
         preprocessing=train.preprocessing,
     )
 

@@ -13,6 +13,7 @@ from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.errors import SettingError
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import SplitSettings
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
@@ -30,6 +31,7 @@ class Split:
     ) -> None:
         self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
         self.with_test = with_test
+        self._known: dict[str, Normalization] = {}
 
     @cached_property
     def _sets(self) -> tuple[DecodedSet, DecodedSet | None]:
@@ -86,4 +88,6 @@ class Split:
     def task(self, index: int) -> Task:
         """The task at a place of the sequence."""
         name = self.names[index]
-        return make_task(name, *self._sets, self.groups[name], self.settings, self.seed)
+        return make_task(
+            name, *self._sets, self.groups[name], self.settings, self.seed, self._known
+        )
