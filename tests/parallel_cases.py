@@ -5,24 +5,26 @@ from __future__ import annotations
 import os
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from digit_tasks import permuted
-from nets import Residual, learner, mlp, task
+from nets import Residual, conv2d, learner, mlp, stack, task
 from tinysubnets.baselines.ewc import EWC
 from tinysubnets.baselines.gem import GEM
 from tinysubnets.baselines.lwf import LwF
 from tinysubnets.baselines.replay import Replay
 from tinysubnets.commands.processes import environment_of, held_port
-from tinysubnets.errors import RunError
+from tinysubnets.errors import RunError, SettingError
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.training import distributed
+from tinysubnets.training import distributed, loop
+from tinysubnets.training.loop import Training
 
 # Every process of a training starts from this one, in which torch is imported already.
 CONTEXT = get_context("forkserver")
@@ -56,6 +58,11 @@ def begun(case: str) -> Any:
         alone = METHODS[case](Architecture(mlp()), training=training)
         taught.restore_(*_first_task(alone))
         return taught.begin(task("b", seed=1))
+    if case == "augmentation":
+        training["augmentation"] = {"flip": True, "shift": 2}
+        return learner(conv2d(), training=training).begin(task("a", shape=(1, 6, 6)))
+    if case == "compiled":
+        training["engine"] = "compiled"
     layer_loss = 0.3 if case == "layer loss" else 0.0
     return learner(training=training, layer_loss_weight=layer_loss).begin(
         task("a", class_weights=weights)
@@ -69,7 +76,8 @@ def _first_task(learner: Any) -> Any:
     return learner.state()
 
 
-CASES = ("plain", "class weights", "layer loss", *METHODS)
+CASES = ("plain", "class weights", "layer loss", "compiled", *METHODS)
+DRAWN = ("plain", "augmentation", "replay")  # cases whose epochs draw batches, changes and buffers
 
 
 def one_step(case: str) -> dict[str, Tensor]:
@@ -80,6 +88,53 @@ def one_step(case: str) -> dict[str, Tensor]:
     return {
         n: p.grad.clone() for n, p in training.unwrapped.named_parameters() if p.grad is not None
     }
+
+
+PASSES: list[float] = []  # what passes in training have drawn; not held by the network itself
+
+
+class Drawing(nn.Module):
+    """A layer that draws a random number in every pass of training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            PASSES.append(float(torch.rand(())))
+        return x
+
+
+def draws() -> list[float]:
+    """What the passes of two epochs draw."""
+    trainer = learner(stack(nn.Linear(6, 10), Drawing(), head=10)).begin(task("a"))
+    PASSES.clear()  # what the network was tried by
+    trainer.epoch()
+    trainer.epoch()
+    return list(PASSES)
+
+
+def kept_buffer(rank: int) -> list[float]:
+    """A value of the bank, another one in every process, after a step."""
+    training = begun("plain").training
+    bank = next(b for b in training.unwrapped.buffers() if b.is_floating_point())
+    bank.fill_(rank)
+    training.backward_(*next(training.train.epoch(training.order(), BATCH)))
+    return bank.unique().tolist()
+
+
+def refusal(net: nn.Module, shape: tuple[int, ...], **training: Any) -> str:
+    """Why a training cannot begin; empty where it can."""
+    try:
+        learner(net, training=training).begin(task("a", shape=shape))
+    except SettingError as error:
+        return str(error)
+    return ""
+
+
+def can_capture() -> bool:
+    """Whether steps could be CUDA graphs if these processes had their data on a GPU."""
+    data = SimpleNamespace(resident=True)
+    settings = SimpleNamespace(engine="auto")
+    on_gpu = SimpleNamespace(train=data, valid=data, device=torch.device("cuda"), settings=settings)
+    return bool(Training.can_capture.__get__(on_gpu))
 
 
 def two_epochs(case: str) -> list[float]:
@@ -106,8 +161,19 @@ def learn_digits(net: nn.Module) -> TinySubNets:
 def everything(rank: int, folder: Path) -> None:
     """All that several processes must agree on; what came out goes to a file."""
     torch.manual_seed(rank)  # what the user has drawn before is different everywhere
+    loop.compiled_loss = lambda: torch.compile(loop.loss_of, backend="eager", dynamic=False)
     out: dict[str, Any] = {f"gradients of {case}": one_step(case) for case in CASES}
-    out |= {f"losses of {case}": two_epochs(case) for case in ("plain", "replay")}
+    out |= {f"losses of {case}": two_epochs(case) for case in DRAWN}
+    out |= {"draws": [draws(), draws()], "bank": kept_buffer(rank)}
+    size = distributed.num_processes()
+    out["small batch"] = refusal(mlp(), (6,), batch_size=size - 1)
+    out["fitting batch"] = refusal(mlp(), (6,), batch_size=size)
+    out["small batch, normed"] = refusal(Residual(), (1, 6, 6), batch_size=2 * size - 1)
+    out["fitting batch, normed"] = refusal(Residual(), (1, 6, 6), batch_size=2 * size)
+    out["micro-batch"] = refusal(mlp(), (6,), micro_batch=4)
+    out["slower on GPUs"] = distributed.slower_because(torch.device("cuda"))
+    out["slower on CPUs"] = distributed.slower_because(torch.device("cpu"))
+    out["can capture"] = can_capture()
     torch.manual_seed(0)
     taught = learn_digits(SometimesShort())
     taught.save(folder / f"model-{rank}")

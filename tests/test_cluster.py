@@ -13,10 +13,12 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -25,7 +27,17 @@ from tinysubnets.cli import main
 from tinysubnets.commands.processes import held_port
 from tinysubnets.errors import RunError
 from tinysubnets.experiments import recipe
-from tinysubnets.experiments.cluster import Assignment, Ended, Going, pack, unpack, work
+from tinysubnets.experiments.cluster import (
+    Assignment,
+    ClusterRuns,
+    Ended,
+    Going,
+    LostError,
+    RemoteRun,
+    pack,
+    unpack,
+    work,
+)
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
@@ -107,6 +119,106 @@ def test_a_missing_extra_is_named(
     assert main([*given, "--cluster", "auto"]) == 2
     assert "[cluster]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# A cluster without Ray: machines are generators in this process
+
+
+class Machine:
+    """A stream of what a run says, cut off at a message that `is_last` knows."""
+
+    def __init__(self, messages: Iterator[Any], is_last: Callable[[Any], bool]) -> None:
+        self.messages, self.is_last, self.is_lost = messages, is_last, False
+
+    def poll(self) -> Any:
+        if self.is_lost:
+            raise LostError("the machine is gone")
+        message = next(self.messages)
+        if self.is_last(message):
+            self.is_lost = True
+            self.messages.close()  # type: ignore[attr-defined]
+        return message
+
+
+class OneMachine:
+    """A cluster that runs one thing at a time; `started` are the runs that it was given."""
+
+    def __init__(self, *_: Any, lost: Sequence[Callable[[Any], bool]] = (), **__: Any) -> None:
+        self.cpus, self.num_places, self.ray = 1, 1, MagicMock()
+        self.started: list[Assignment] = []
+        self.lost = list(lost)
+
+    def __enter__(self) -> OneMachine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, generator: Any, given: Assignment, stop: Any) -> Machine:
+        self.started.append(given)
+        number = len(self.started) - 1
+        never = self.lost[number] if number < len(self.lost) else lambda message: False
+        return Machine(work(given, lambda: False), never)
+
+
+def has_trained(message: Any) -> bool:
+    return isinstance(message, Going) and "epoch" in message.progress
+
+
+def small_run(path: Path, cluster: OneMachine, retries: int = 2) -> RemoteRun:
+    """A run on machines that do not see the folder of the caller."""
+    runs = ClusterRuns(cluster, path.parent, retries=retries)  # type: ignore[arg-type]
+    runs.stop = None  # nobody asks for it
+    arguments = ("run", "permuted-digits", "--method", "tsn", "--no-report", *OPTIONS)
+    return runs.start(path, (*arguments, *small_options()))
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_a_machine_of_its_own_storage_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinysubnets.experiments.cluster.POLL_SECONDS", 0.01)
+    cluster = OneMachine(lost=[has_trained])
+    path = tmp_path / "runs" / "one"
+    run = small_run(path, cluster)
+    status = None
+    while status is None:
+        status = run.poll()
+    assert status == 0 and run.num_lost == 1
+    first, second = cluster.started
+    assert first.archive is second.archive is None  # nothing of it had come back
+    log = (path / "log.txt").read_text()
+    assert log.count("begin ") == 1 and "resume with" not in log
+    assert_same(path, undisturbed(tmp_path / "alone", 0, small_options()))
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_run_that_loses_its_machines_again_and_again_is_given_up(
+    retries: int, tmp_path: Path
+) -> None:
+    cluster = OneMachine(lost=[lambda message: True] * (retries + 1))
+    run = small_run(tmp_path / "runs" / "one", cluster, retries)
+    for number in range(retries):
+        assert run.poll() is None
+        assert run.progress == f"its machine was lost; waiting for another ({number + 1})"
+    again = f"its machine was lost {retries + 1} times; the last time: the machine is gone"
+    with pytest.raises(RunError, match=again):
+        run.poll()
+    assert len(cluster.started) == retries + 1
+
+
+@pytest.mark.slow
+def test_finished_runs_are_not_run_again_on_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = OneMachine()
+    monkeypatch.setattr("tinysubnets.experiments.cluster.Cluster", lambda *_, **__: cluster)
+    given = ["compare", "permuted-digits", "--methods", "tsn", "--out", str(tmp_path / "out")]
+    given += ["--cluster", "auto", "--no-report", *OPTIONS, *small_options("data.num_tasks=2")]
+    for seeds in ("1", "2", "2"):
+        assert main([*given, "--seeds", seeds]) == 0, capsys.readouterr().err
+    assert [a.folder.name for a in cluster.started] == ["seed-0", "seed-1"]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -15,11 +15,21 @@ import torch
 
 import parallel_cases
 from held_network import held
-from parallel_cases import CASES, SometimesShort, in_processes, learn_digits, one_step, two_epochs
+from parallel_cases import (
+    CASES,
+    DRAWN,
+    SometimesShort,
+    in_processes,
+    learn_digits,
+    one_step,
+    two_epochs,
+)
 from run_helpers import children_of, epochs, numbers, small_options, until
 from tinysubnets.experiments.run import Experiment
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.training import distributed
+
+PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -37,7 +47,7 @@ def found(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_has_the_gradients_of_the_whole_batch(case: str, together: Path) -> None:
-    alone = one_step(case)
+    alone = one_step("plain" if case == "compiled" else case)
     for each in found(together):
         theirs = each[f"gradients of {case}"]
         assert theirs.keys() == alone.keys()
@@ -48,11 +58,43 @@ def test_a_step_has_the_gradients_of_the_whole_batch(case: str, together: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["plain", "replay"])
-def test_batches_and_buffers_are_drawn_as_by_one_process(case: str, together: Path) -> None:
+@pytest.mark.parametrize("case", DRAWN)
+def test_batches_changes_and_buffers_are_drawn_as_by_one_process(case: str, together: Path) -> None:
     alone, theirs = two_epochs(case), [each[f"losses of {case}"] for each in found(together)]
     assert all(each == theirs[0] for each in theirs)  # the mean over processes, to the bit
     assert theirs[0] == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_what_a_pass_draws_is_each_process_own(together: Path) -> None:
+    """Dropout is drawn in passes; what is drawn is decided by seed, epoch and process."""
+    results = found(together)
+    assert all(one == again for one, again in (each["draws"] for each in results))
+    drawn = [number for each in results for number in each["draws"][0]]
+    assert len(drawn) == 6 * len(results) and len(set(drawn)) == len(drawn)
+
+
+def test_banks_do_not_travel(together: Path) -> None:
+    assert [each["bank"] for each in found(together)] == [[r] for r in range(len(found(together)))]
+
+
+def test_more_processes_than_a_batch_has_samples_for_are_refused(together: Path) -> None:
+    results = found(together)
+    size = len(results)
+    for each in results:
+        assert f"{size} processes, but batches of {size - 1} samples;" in each["small batch"]
+        assert "two for each are needed by its batch norm" in each["small batch, normed"]
+        assert each["fitting batch"] == each["fitting batch, normed"] == ""
+        assert "training.micro_batch is for one process" in each["micro-batch"]
+
+
+def test_where_gradients_travel_over_the_host_no_step_is_captured(together: Path) -> None:
+    assert parallel_cases.can_capture()  # by one process
+    for each in found(together):
+        assert not each["can capture"]
+        assert "gradients travel over the host by gloo" in each["slower on GPUs"]
+        assert each["slower on CPUs"] is None
+    assert distributed.slower_because(torch.device("cuda")) is None
 
 
 def test_every_process_has_the_same_store_and_forgets_nothing(together: Path) -> None:
@@ -157,6 +199,53 @@ def test_ctrl_c_under_torchrun_saves_and_one_process_goes_on(tmp_path: Path) -> 
     said += process.communicate(timeout=600)[1]
     assert f"saved. Go on with: tsn resume {path}" in said
     assert said.count("stopping after this epoch") == 1  # the first process speaks for all
+    with RunDir(path) as folder:
+        for _ in Experiment.resume(folder).steps():
+            pass
+    assert numbers(path)["environment"]["processes"] == 1
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_same_command_of_several_processes_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    process = begun(path, sys.executable, processes="2")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    said = ""
+    while "stopping after this epoch" not in said:
+        said += (line := process.stderr.readline())
+        assert line, said
+    path.with_name("hold").unlink()
+    said += process.communicate(timeout=600)[1]
+    assert process.returncode == 130 and "Traceback" not in said
+    assert said.count(f"saved. Go on with: tsn resume {path}") == 1
+    tests = str(Path(__file__).parent)  # where the network is
+    went_on = subprocess.run(
+        [sys.executable, "-m", "tinysubnets", "resume", str(path), "--processes", "2", "--trust"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}{os.pathsep}{PYTHONPATH}"},
+        timeout=600,
+        check=False,
+    )
+    assert went_on.returncode == 0, went_on.stderr
+    assert numbers(path)["environment"]["processes"] == 2
+    places = [(e["index"], e["epoch"]) for e in epochs(path)]
+    assert places == [(task, epoch) for task in range(2) for epoch in range(1, 4)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not children_of(os.getpid()).exists(), reason="finds processes by /proc")
+def test_a_killed_process_under_torchrun_ends_the_others(tmp_path: Path) -> None:
+    path, torchrun = tmp_path / "run", ("-m", "torch.distributed.run", "--standalone")
+    process = begun(path, sys.executable, *torchrun, "--nproc-per-node", "2")
+    first = child(process, 0)
+    os.kill(child(process, 1), signal.SIGKILL)
+    path.with_name("hold").unlink()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode not in (0, None)
+    assert "Signal 9 (SIGKILL)" in said
+    assert not Path(f"/proc/{first}").exists()
     with RunDir(path) as folder:
         for _ in Experiment.resume(folder).steps():
             pass

@@ -14,7 +14,11 @@ import pytest
 import tinysubnets
 import trackers
 from quick import mostly_slow
-from tinysubnets import cli
+from tinysubnets import cli, networks
+from tinysubnets.experiments import methods
+from tinysubnets.experiments.recipe import load
+from tinysubnets.experiments.search_space import default_space
+from tinysubnets.nn.architecture import Architecture
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -176,3 +180,38 @@ def test_no_page_or_help_speaks_of_a_setting_by_its_old_name() -> None:
             continue
         found = old & set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
         assert not found, f"{path.name}: {sorted(found)}"
+
+
+def rows_of(page: str, heading: str) -> dict[str, list[str]]:
+    """The cells of a table behind its first column, by the names in code there."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    table = text[text.index(f"\n| {heading}") :].split("\n\n")[0].strip().splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+    return {name: row[1:] for row in cells for name in re.findall(r"`([^`]+)`", row[0])}
+
+
+def test_what_is_sent_in_a_step_is_said_of_every_network() -> None:
+    rows = rows_of("scaling.md", "network, as it is built")
+    assert set(rows) == set(networks.names())
+    for name, (masked, dense, *_) in rows.items():
+        net = networks.build(name)
+        shared = Architecture(net).num_shared
+        all_of_it = sum(p.numel() for p in net.parameters())
+        for said, count in ((masked, all_of_it + shared), (dense, all_of_it)):
+            number, unit = said.split()
+            digits = len(number.partition(".")[2])
+            assert unit == "MB" and float(number) == round(4 * count / 1e6, digits), name
+
+
+def test_the_search_space_of_every_method_is_in_the_table() -> None:
+    rows = rows_of("commands.md", "method | its own space")
+    for name in methods.METHODS:
+        recipe = load("permuted-digits", method=name)
+        table = methods.method(name).table
+        dials = default_space(recipe, "mlp", 5)
+        own = {k.partition(".")[2]: v for k, v in dials.items() if k.startswith(f"{table}.")}
+        assert bool(own) == (name in rows), name
+        for key, allowed in own.items():
+            assert f"`{key}`" in rows[name][0], name
+            if table not in ("packnet", "ada-qpacknet"):  # as many parts as there are tasks
+                assert allowed.replace("0.0..", "0..") in rows[name][0], name
