@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,24 +160,62 @@ def test_a_deeply_nested_config_is_an_error_of_ours(tmp_path: Path) -> None:
         run.config()
 
 
-def test_resume_does_not_import_what_a_folder_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran = tmp_path / "ran"
-    (tmp_path / "evil_network.py").write_text(f"open({str(ran)!r}, 'w').close()\ndef net(): pass\n")
-    monkeypatch.chdir(tmp_path)
+def foreign_run(folder: Path) -> Path:
+    """A run in `folder` / "run" whose network would be imported; a file tells whether it was."""
+    ran = folder / "ran"
+    (folder / "evil_network.py").write_text(f"open({str(ran)!r}, 'w').close()\ndef net(): pass\n")
     given = ["--set", "training.epochs=1", "--set", "data.num_tasks=1", "--no-report"]
-    assert main(["run", "permuted-digits", *given, "--out", "run"]) == 0
-    (tmp_path / "run" / "result.json").unlink()
-    config = tmp_path / "run" / "config.toml"
+    assert main(["run", "permuted-digits", *given, "--out", str(folder / "run")]) == 0
+    (folder / "run" / "result.json").unlink()
+    config = folder / "run" / "config.toml"
     text = config.read_text()
     assert 'name = "' in text
     start = text.index("[network]")
     place = text.index('name = "', start)
     end = text.index("\n", place)
     config.write_text(text[:place] + 'name = "evil_network:net"' + text[end:])
+    return ran
+
+
+def test_resume_does_not_import_what_a_folder_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = foreign_run(tmp_path)
     capsys.readouterr()
     assert main(["resume", "run"]) == 2
     assert "--trust" in capsys.readouterr().err and not ran.exists()
     assert main(["resume", "run", "--trust"]) == 2  # what it names is no network
+    assert ran.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_resume_asks_on_a_terminal_before_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = foreign_run(tmp_path)
+
+    def told(answer: bytes) -> str:
+        """What the command says to a user who types that."""
+        keyboard, terminal = os.openpty()
+        with open(terminal) as typed, open(os.dup(terminal), "w") as shown:
+            monkeypatch.setattr("sys.stdin", typed)
+            monkeypatch.setattr("sys.stderr", shown)
+            os.write(keyboard, answer)
+            assert main(["resume", "run"]) == 2  # refused, or no network
+        said = b""
+        with suppress(OSError):  # the end of what was shown
+            while part := os.read(keyboard, 1 << 16):
+                said += part
+        os.close(keyboard)
+        return said.decode()
+
+    question = "asks to import and run 'evil_network:net'. Do you trust this folder? [y/N]"
+    for answer in (b"n\n", b"\n", b"sure\n", b"\x04"):  # the last one is Ctrl-D
+        said = told(answer)
+        assert question in said and "tsn resume --trust" in said
+        assert not ran.exists()
+    said = told(b"Yes\n")
+    assert question in said and "tsn resume --trust" not in said
     assert ran.exists()

@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from data_files import encode, mnist_like, pixels
 from run_helpers import children_of, halt, until
 from tinysubnets.cli import main
 from tinysubnets.errors import SettingError
@@ -226,6 +227,34 @@ def test_test_data_of_own_files_are_never_read(tmp_path: Path) -> None:
     assert main([*words, "--space", "tsn.block=1,2", "--out", str(tmp_path / "search")]) == 0
     words = ["run", str(tmp_path / "search" / "best.toml"), "--out", str(tmp_path / "run")]
     assert main(words) == 2  # it measures on test data, and finds them poisoned
+
+
+@pytest.mark.slow
+def test_test_pictures_of_own_folders_are_never_read(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        for number, picture in enumerate(pixels(36, (8, 8))):
+            for split, data in (("train", encode(picture)), ("test", b"no picture")):
+                path = tmp_path / name / split / f"class {number % 3}" / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+    text = '[tasks.one]\ndata = "one"\n[tasks.two]\ndata = "two"\n[training]\nepochs = 1\n'
+    text += '[data]\nimage_size = 8\nchannels = 1\n[network]\nname = "small-mlp"\n'
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    words = ["search", str(tmp_path / "mine.toml"), "--trials", "1", "--seeds", "1"]
+    assert main([*words, "--space", "tsn.block=1,2", "--out", str(tmp_path / "search")]) == 0
+    words = ["run", str(tmp_path / "search" / "best.toml"), "--out", str(tmp_path / "run")]
+    assert main(words) == 2  # it measures on test data, and finds them poisoned
+
+
+@pytest.mark.slow
+def test_test_data_in_parquet_are_never_read(tmp_path: Path) -> None:
+    mnist_like(tmp_path, 200)
+    test = tmp_path / "ylecun/mnist/mnist/test-00000-of-00001.parquet"
+    test.write_bytes(b"no parquet")
+    given = ["--data", str(tmp_path), "--set", "data.num_tasks=2", "--set", "training.epochs=1"]
+    words = ["search", "permuted-mnist", "--trials", "1", "--seeds", "1", *given]
+    assert main([*words, "--space", "tsn.block=1,2", "--out", str(tmp_path / "search")]) == 0
+    assert main(["run", "permuted-mnist", *given, "--out", str(tmp_path / "run")]) == 2
 
 
 # Stopped, killed, and gone on with
