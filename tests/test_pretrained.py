@@ -128,14 +128,24 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             transforms=lambda: types.SimpleNamespace(crop_size=[12], mean=[0.5] * 3, std=[0.2] * 3)
         )
 
-    def get_model(name: str, weights: Any = None, num_classes: int = 1000) -> nn.Module:
+    def get_model(
+        name: str, weights: Any = None, num_classes: int = 1000, image_size: int | None = None
+    ) -> nn.Module:
         if weights is not None:
             fetched.append(f"torchvision:{name}")
-        return Tiny(num_classes, weights is not None)
+        net = Tiny(num_classes, weights is not None)
+        if image_size is not None:
+            net.image_size = image_size  # type: ignore[assignment]
+        return net
+
+    def get_model_weights(name: str) -> type[Weights]:
+        if name != "tiny":
+            raise ValueError("no weights")
+        return Weights
 
     models: Any = types.ModuleType("torchvision.models")
-    models.get_model, models.list_models = get_model, lambda: ["tiny"]
-    models.get_model_weights = lambda name: Weights
+    models.get_model, models.list_models = get_model, lambda: ["tiny", "registered"]
+    models.get_model_weights = get_model_weights
     vision: Any = types.ModuleType("torchvision")
     vision.models = models
     for module in (timm, vision, models):
@@ -171,10 +181,17 @@ def test_networks_of_libraries_by_name(library: str, libraries: list[str], tmp_p
         SubnetStore.load(tmp_path, networks.build(name))  # the same network, not pretrained
     torch.save(net.state_dict(), tmp_path / "weights.pth")
     local = networks.pretrained(name, tmp_path / "weights.pth", num_classes=3)
+    assert expected_inputs(local) == expected
     assert SubnetStore.load(tmp_path, local).digest("a") == one.store.digest("a")
     assert libraries == [name, name]
     with pytest.raises(SettingError, match="tiny"):
         networks.build(f"{library}:teeny")
+
+
+def test_torchvision_says_what_its_weights_were_trained_on(libraries: list[str]) -> None:
+    sized = expected_inputs(networks.build("torchvision:tiny", image_size=16))
+    assert sized is not None and (sized.size, sized.mean) == (16, (0.5,) * 3)
+    assert expected_inputs(networks.build("torchvision:registered")) is None and not libraries
 
 
 @pytest.mark.slow
