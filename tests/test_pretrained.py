@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def test_no_head_found() -> None:
     assert Architecture(net, head="logits").head == "logits"
 
 
-# Networks of libraries, by stand-ins: timm and torchvision are not among what is tested with.
+# Networks of libraries, by stand-ins: timm and torchvision need not be there.
 
 
 class Tiny(nn.Module):
@@ -192,6 +193,46 @@ def test_torchvision_says_what_its_weights_were_trained_on(libraries: list[str])
     sized = expected_inputs(networks.build("torchvision:tiny", image_size=16))
     assert sized is not None and (sized.size, sized.mean) == (16, (0.5,) * 3)
     assert expected_inputs(networks.build("torchvision:registered")) is None and not libraries
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("timm:resnet18", "fc"),
+        ("timm:efficientnet_lite0", "classifier"),
+        ("torchvision:resnet18", "fc"),
+        ("torchvision:mobilenet_v3_small", "classifier.3"),
+    ],
+)
+def test_networks_of_the_libraries_themselves(name: str, head: str, tmp_path: Path) -> None:
+    """Where timm or torchvision can be imported; with random weights, which a file holds."""
+    try:
+        importlib.import_module(name.partition(":")[0])
+    except Exception as error:  # a build that does not fit that of torch fails in many ways
+        pytest.skip(f"{error}")
+    torch.manual_seed(0)
+    file = tmp_path / "weights.pth"
+    torch.save(networks.build(name).state_dict(), file)
+    architecture = Architecture(networks.pretrained(name, file), base="frozen")
+    assert architecture.head == head and architecture.source == file.name
+    expected = architecture.expected_inputs
+    assert expected is not None and (expected.channels, expected.size) == (3, 224)
+    assert expected.mean == pytest.approx((0.485, 0.456, 0.406))
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 150, (40, 3, 32, 32), dtype=np.uint8), np.arange(40) % 2
+    images[labels == 1, 0] += 100
+    task = Task.from_arrays("a", images, labels, valid=0.2, normalization=expected.normalization)
+    rungs = {"price": 1e-9, "rungs": ("head", "norms", "2%"), "routing": {"parts": ()}}
+    one = TinySubNets(architecture, training=TRAINING, device="cpu", **rungs)
+    report = one.learn(task)
+    assert [r.name for r in report.rungs] == ["head", "norms", "2%"]
+    logits = one.logits("a", images)
+    one.save(tmp_path / "model")
+    again = SubnetStore.load(tmp_path / "model", networks.pretrained(name, file))
+    assert torch.equal(again.logits("a", images), logits)
+    with pytest.raises(MismatchError, match="other weights"):
+        SubnetStore.load(tmp_path / "model", networks.build(name))
 
 
 @pytest.mark.slow
