@@ -34,8 +34,12 @@ def builder(name: str) -> Callable[..., nn.Module]:
 def _timm(network: str) -> Callable[..., nn.Module]:
     def build(pretrained: bool = False, **settings: Any) -> nn.Module:
         timm = _needed("timm")
-        if "/" not in network and not timm.is_model(network):  # else one of the Hub's
-            raise SettingError(unknown("network of timm", network, timm.list_models()))
+        # "hf-hub:OWNER/NAME" is one of the Hub's, which timm itself looks for.
+        if ":" not in network and not timm.is_model(network):
+            raise SettingError(
+                unknown("network of timm", network, timm.list_models(), "timm.list_models()")
+                + " One of the Hub is named 'timm:hf-hub:OWNER/NAME'."
+            )
         net: nn.Module = timm.create_model(network, pretrained=pretrained, **settings)
         return net
 
@@ -47,7 +51,8 @@ def _torchvision(network: str) -> Callable[..., nn.Module]:
         models = _needed("torchvision.models")
         known = models.list_models()
         if network not in known:
-            raise SettingError(unknown("network of torchvision", network, known))
+            listed_by = "torchvision.models.list_models()"
+            raise SettingError(unknown("network of torchvision", network, known, listed_by))
         weights = "DEFAULT" if pretrained else None
         net: nn.Module = models.get_model(network, weights=weights, **settings)
         if (config := _trained_on(models, network)) is not None:
