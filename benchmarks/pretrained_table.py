@@ -15,8 +15,8 @@ from typing import Any
 Row = Mapping[str, Any]
 
 STREAMS = {
-    "near": "near the pretraining: split CIFAR-100, ten classes a task",
-    "far": "far from it: digits, clothes and letters as color images",
+    "near": "**Near** the pretraining, split CIFAR-100",
+    "far": "**Far** from the pretraining, digits, clothes and letters as color images",
 }
 # What the whole benchmark has; a table of less is marked.
 WHOLE = {"seeds": 3, "images of a class": 450, "px": 96, "epochs": 10}
@@ -48,7 +48,7 @@ def stream_table(rows: Sequence[Row]) -> str:
     shared = set.intersection(*({_pair(r) for r in found} for found in groups.values()))
     kept = [r for r in rows if _pair(r) in shared]
     if not kept:
-        return f"**{stream}**, {STREAMS[stream]}: no task has been learned by every method yet."
+        return f"{STREAMS[stream]}: no task has been learned by every method yet."
     lines = [HEADINGS, ("---",) * len(HEADINGS)]
     lines += [_line(name, found) for name, found in by_method(kept).items()]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -101,9 +101,10 @@ def _described(stream: str, rows: Sequence[Row]) -> str:
     small = f" **Small: {', '.join(less)}; a first look, no verdict.**" if less else ""
     train, valid, test = (_span({r[f"num_{k}"] for r in rows}) for k in ("train", "valid", "test"))
     return (
-        f"**{stream}**, {STREAMS[stream]}: {len(names)} tasks over `{first['base']}`, images of "
-        f"{first['pixels']} px, a task {train} to train, {valid} to validate and {test} to test "
-        f"with, {first['epochs']} epochs, seeds {', '.join(map(str, seeds))}, on "
+        f"{STREAMS[stream]}: {len(names)} task{'s' * (len(names) > 1)} of "
+        f"{first['num_classes']} classes over `{first['base']}`, images of {first['pixels']} px, "
+        f"{train} to train, {valid} to validate and {test} to test a task with, {first['epochs']} "
+        f"epochs, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, on "
         f"{first['device']}.{small}"
     )
 

@@ -89,8 +89,14 @@ def test_every_method_gives_rows_and_a_run_goes_on(
     assert sizes["lora-4", ""] == 2 * (4 * (6 + 12) + 4 * (12 + 10) + 2 * 11)
     assert sizes["lora-4", "our codec"] < sizes["lora-4", ""] < sizes["lora-16", ""]
     text = capsys.readouterr().out
-    assert "**far**" in text and "| lora-16, our codec |" in text and "seed 0, near, ours:" in text
-    assert "34 to train, 6 to validate and 20 to test with, 1 epochs, seeds 0, on a CPU" in text
+    assert (
+        "**Far** from" in text
+        and "| lora-16, our codec |" in text
+        and "seed 0, near, ours:" in text
+    )
+    assert (
+        "34 to train, 6 to validate and 20 to test a task with, 1 epochs, seed 0, on a CPU" in text
+    )
     with pytest.raises(SystemExit, match=r"'pixels': 16.*'pixels': 20"):
         benchmark.main([*one_rate, "--size", "20"])
     before = out.read_text()
@@ -165,7 +171,9 @@ def test_tables_have_what_every_method_has_done() -> None:
     whole = pretrained_table.tables(rows[:-1])
     assert cells(whole)["ours"] == ["91.50 ± 10.00", "92.50", "5.0", "0.05", "3", "0.001"]
     assert cells(whole)["full"][0] == "50.00 ± 0.00" and "Small" not in whole
-    assert "4 tasks over `my_networks:lite0`, images of 96 px, a task 3,825 to train" in whole
+    assert (
+        "4 tasks of 10 classes over `my_networks:lite0`, images of 96 px, 3,825 to train" in whole
+    )
     few = pretrained_table.tables([row("ours", 0, "near-0", 7.0, num_train=435, pixels=64)])
     assert "1 of 3 seeds, 111 of 450 images of a class, 64 of 96 px, 1 of 10 tasks" in few
     apart = [row("ours", 0, "near-0", 7.0), row("full", 1, "near-0", 7.0)]
@@ -184,7 +192,7 @@ def test_published_rows_are_tables_of_the_documents(
     (tmp_path / "pretrained" / "lite0.jsonl").write_text(lines)
     made = make_results.rewritten(text, {})
     assert "81.00" in made and "71.00" in made and "old" not in made
-    assert made.index("**near**") < made.index("**far**")
+    assert made.index("**Near**") < made.index("**Far**")
     assert "`results/pretrained/lite0.jsonl`" in made
     for name in ("README.md", "docs/pretrained.md"):
         assert name in make_results.DOCUMENTS
