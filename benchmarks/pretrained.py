@@ -447,7 +447,7 @@ def told(options: Any) -> dict[str, Any]:
     is_gpu = torch.device(options.device).type == "cuda"
     return {
         "base": options.base,
-        "device": torch.cuda.get_device_name() if is_gpu else "a CPU",
+        "device": options.machine or (torch.cuda.get_device_name() if is_gpu else "a CPU"),
         "pixels": options.size,
         "epochs": options.epochs,
         "commit": current_commit(),
@@ -659,6 +659,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test", type=int, default=100, help="at most so many images of a class")
     parser.add_argument("--seconds", type=float, help="begin nothing new after so many")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--machine", help="what it runs on in words, for the tables")
     parser.add_argument("--settings", default="{}", help="JSON: by method of ours, its settings")
 
 
