@@ -14,7 +14,8 @@ stream one after the other in one model, the others have one network per task. T
 is known, so that ours keeps nothing to recognize it by.
 
 Every row is written as soon as it is there. A `run` that ended, or reached `--seconds`, goes on
-where it was: seeds come one after the other, so that all that is left out is a seed.
+where it was: seeds come one after the other, so that all that is left out is a seed. Rows in
+`results/pretrained/*.jsonl` are published: `make results` makes tables of README and docs of them.
 
 `heads` learns twenty heads in one model and tells its bytes, and how long one task takes to load.
 """
@@ -25,7 +26,6 @@ import argparse
 import copy
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -37,9 +37,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
+from benchmarks.pretrained_table import read_rows, tables
 from tinysubnets import Architecture, SubnetStore, TinySubNets, networks
 from tinysubnets.coding.byte_io import Writer
 from tinysubnets.coding.masks import entropy_bits
+from tinysubnets.experiments.published import current_commit
 from tinysubnets.format.sections import write_tensors
 from tinysubnets.method.compress import store_task_params
 from tinysubnets.tasks.normalization import Normalization
@@ -52,7 +54,12 @@ CODEC_BITS = 4
 
 @dataclass(frozen=True)
 class Row:
-    """One task by one method: accuracies in %, the bytes it adds, and what training took."""
+    """One task by one method: accuracies in %, the bytes it adds, and what training took.
+
+    - `ours`: whether it is a method of this package; `note` then tells what each rung gave.
+    - `base`, `device`: the network's name, and the machine that trained it.
+    - `num_train`, `num_valid`, `num_test`: images of the task.
+    """
 
     stream: str
     method: str
@@ -65,6 +72,17 @@ class Row:
     seconds: float
     lr: float
     note: str = ""
+    ours: bool = False
+    # What it was measured with.
+    base: str = ""
+    device: str = ""
+    pixels: int = 0
+    epochs: int = 0
+    num_classes: int = 0
+    num_train: int = 0
+    num_valid: int = 0
+    num_test: int = 0
+    commit: str | None = None
 
 
 # Data.
@@ -410,9 +428,30 @@ def row(
     task: Task, method: str, seed: int, valid: float, test: float, size: float, seconds: float,
     lr: float, note: str, options: Any,
 ) -> Row:  # fmt: skip
+    assert task.test is not None
     backbone = 4 * options.architecture.num_shared
     stream = task.name.partition("-")[0]
-    return Row(stream, method, seed, task.name, valid, test, size, backbone, seconds, lr, note)
+    return Row(
+        stream, method, seed, task.name, valid, test, size, backbone, seconds, lr, note,
+        ours=method in OURS,
+        num_classes=task.num_classes,
+        num_train=len(task.train),
+        num_valid=len(task.valid),
+        num_test=len(task.test),
+        **told(options),
+    )  # fmt: skip
+
+
+def told(options: Any) -> dict[str, Any]:
+    """What all rows of a run are measured with."""
+    is_gpu = torch.device(options.device).type == "cuda"
+    return {
+        "base": options.base,
+        "device": options.machine or (torch.cuda.get_device_name() if is_gpu else "a CPU"),
+        "pixels": options.size,
+        "epochs": options.epochs,
+        "commit": current_commit(),
+    }
 
 
 # Ours.
@@ -466,6 +505,7 @@ def run(options: argparse.Namespace) -> None:
         raise SystemExit(f"unknown methods {strange}; known: {', '.join([*OURS, *RIVALS])}.")
     set_up(options)
     options.done = read(Path(options.out)) if Path(options.out).exists() else []
+    check_alike(options)
     options.begin, parts = time.perf_counter(), []
     try:
         for seed in options.seeds:
@@ -583,31 +623,21 @@ def heads(options: argparse.Namespace) -> None:
 
 def read(path: Path) -> list[Row]:
     """The rows in a file."""
-    return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+    return [Row(**row) for row in read_rows(path)]
+
+
+def check_alike(options: Any) -> None:
+    """Refuse to add to rows that were measured with something else."""
+    now = {k: v for k, v in told(options).items() if k != "commit"}
+    for found in options.done:
+        before = {k: getattr(found, k) for k in now}
+        if before != now:
+            raise SystemExit(f"{options.out} has rows of {before}, this run is {now}: other --out.")
 
 
 def table(options: argparse.Namespace) -> None:
-    """A Markdown table for each stream: mean over tasks, mean and deviation over seeds."""
-    rows = read(Path(options.rows))
-    for stream in sorted({r.stream for r in rows}):
-        print(f"\n| {stream} | test % | valid % | kB a task | % of the backbone | seconds | n |")
-        print("|---|---|---|---|---|---|---|")
-        groups: dict[str, list[Row]] = defaultdict(list)
-        for r in rows:
-            if r.stream == stream:
-                rival = r.method not in OURS
-                groups[f"{r.method}, {r.note}" if rival and r.note else r.method].append(r)
-        for name, found in groups.items():
-            seeds = sorted({r.seed for r in found})
-            means = [np.mean([r.test for r in found if r.seed == s]) for s in seeds]
-            spread = f" ± {np.std(means, ddof=1):.2f}" if len(seeds) > 1 else ""
-            size = np.mean([r.size_bytes for r in found])
-            share = 100 * size / found[0].backbone_bytes
-            valid, seconds = (np.mean([getattr(r, k) for r in found]) for k in ("valid", "seconds"))
-            print(
-                f"| {name} | {np.mean(means):.2f}{spread} | {valid:.2f} | {size / 1000:.1f} | "
-                f"{share:.2f} | {seconds:.1f} | {len(found)} |"
-            )
+    """Print a Markdown table for each stream: mean over tasks, mean and deviation over seeds."""
+    print(f"\n{tables(read_rows(Path(options.rows)))}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -629,6 +659,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test", type=int, default=100, help="at most so many images of a class")
     parser.add_argument("--seconds", type=float, help="begin nothing new after so many")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--machine", help="what it runs on in words, for the tables")
     parser.add_argument("--settings", default="{}", help="JSON: by method of ours, its settings")
 
 

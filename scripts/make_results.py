@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from benchmarks import pretrained_table  # noqa: E402
 
 from tinysubnets.experiments import published  # noqa: E402
 from tinysubnets.experiments import recipe as recipes  # noqa: E402
@@ -32,7 +34,7 @@ from tinysubnets.paper.numbers import ACCURACY, CAPACITY, NO_DATA  # noqa: E402
 
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
 CURVES = ROOT / "src" / "tinysubnets" / "report" / "separate_networks.json"
-DOCUMENTS = ("README.md", "docs/measured.md", "docs/LOG.md")
+DOCUMENTS = ("README.md", "docs/measured.md", "docs/LOG.md", "docs/pretrained.md")
 BLOCK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 Tables = Mapping[str, Sequence[Run]]
 
@@ -710,6 +712,7 @@ BLOCKS: dict[str, Callable[[Tables], str]] = {
         if "grid-mnist" in tables
         else "Not run yet."
     ),
+    "pretrained": lambda _: pretrained_table.published(RESULTS / "pretrained"),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 import types
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import nets
@@ -24,6 +27,7 @@ from tinysubnets import format as artifact
 from tinysubnets import networks
 from tinysubnets.cli import main
 from tinysubnets.errors import ArchitectureError, MismatchError, SettingError
+from tinysubnets.experiments.results import read_run
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
@@ -85,7 +89,7 @@ def test_no_head_found() -> None:
     assert Architecture(net, head="logits").head == "logits"
 
 
-# Networks of libraries, by stand-ins: timm and torchvision are not among what is tested with.
+# Networks of libraries, by stand-ins: timm and torchvision need not be there.
 
 
 class Tiny(nn.Module):
@@ -117,6 +121,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         net.pretrained_cfg = CONFIG  # type: ignore[assignment]
         if pretrained:
             fetched.append(f"timm:{name}")
+            print(f"weights of {name} loaded")  # as some libraries do
         return net
 
     timm: Any = types.ModuleType("timm")
@@ -128,19 +133,37 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             transforms=lambda: types.SimpleNamespace(crop_size=[12], mean=[0.5] * 3, std=[0.2] * 3)
         )
 
-    def get_model(name: str, weights: Any = None, num_classes: int = 1000) -> nn.Module:
+    def get_model(
+        name: str, weights: Any = None, num_classes: int = 1000, image_size: int | None = None
+    ) -> nn.Module:
         if weights is not None:
             fetched.append(f"torchvision:{name}")
-        return Tiny(num_classes, weights is not None)
+        net = Tiny(num_classes, weights is not None)
+        if image_size is not None:
+            net.image_size = image_size  # type: ignore[assignment]
+        return net
+
+    def get_model_weights(name: str) -> type[Weights]:
+        if name != "tiny":
+            raise ValueError("no weights")
+        return Weights
 
     models: Any = types.ModuleType("torchvision.models")
-    models.get_model, models.list_models = get_model, lambda: ["tiny"]
-    models.get_model_weights = lambda name: Weights
+    models.get_model, models.list_models = get_model, lambda: ["tiny", "registered"]
+    models.get_model_weights = get_model_weights
     vision: Any = types.ModuleType("torchvision")
     vision.models = models
     for module in (timm, vision, models):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return fetched
+
+
+def imported(module: str) -> Any:
+    """A module of a library, where it can be imported; else the test is skipped."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a build that does not fit that of torch fails in many ways
+        pytest.skip(f"{module}: {error}")
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
@@ -171,10 +194,98 @@ def test_networks_of_libraries_by_name(library: str, libraries: list[str], tmp_p
         SubnetStore.load(tmp_path, networks.build(name))  # the same network, not pretrained
     torch.save(net.state_dict(), tmp_path / "weights.pth")
     local = networks.pretrained(name, tmp_path / "weights.pth", num_classes=3)
+    assert expected_inputs(local) == expected
     assert SubnetStore.load(tmp_path, local).digest("a") == one.store.digest("a")
     assert libraries == [name, name]
     with pytest.raises(SettingError, match="tiny"):
         networks.build(f"{library}:teeny")
+
+
+def test_a_repository_of_the_hub_is_a_base(libraries: list[str], tmp_path: Path) -> None:
+    name = "timm:hf-hub:owner/birds"
+    architecture = Architecture(networks.pretrained(name), base="frozen")
+    assert architecture.source == name == libraries.pop() and not libraries
+    one = TinySubNets(architecture, training=TRAINING, price=1e9, device="cpu")
+    one.learn(nets.task("a", (3, 12, 12), samples=40))
+    one.save(tmp_path)
+    assert artifact.inspect(tmp_path)["base"]["source"] == name
+    with pytest.raises(MismatchError, match="--base on the command line"):
+        SubnetStore.load(tmp_path)
+    assert not libraries
+    again = SubnetStore.load(tmp_path, base=name)
+    assert again.digest("a") == one.store.digest("a") and libraries == [name]
+    with pytest.raises(SettingError, match="timm:hf-hub:OWNER/NAME"):
+        networks.pretrained("timm:owner/birds")
+
+
+@pytest.mark.slow
+def test_a_repository_of_the_hub_by_timm_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files lie in a folder here, and no other is asked for."""
+    hub = imported("timm.models._hub")
+    asked = []
+
+    def download(repo_id: str, filename: str, **_: Any) -> str:
+        assert repo_id == "owner/birds"
+        asked.append(filename)
+        return str(tmp_path / filename)
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    torch.manual_seed(0)
+    net = networks.build("timm:resnet18", num_classes=4)
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    cfg = {"input_size": (3, 64, 64), "mean": (0.5,) * 3, "std": (0.25,) * 3, "num_classes": 4}
+    about = {"architecture": "resnet18", "num_classes": 4, "pretrained_cfg": cfg}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    found = networks.pretrained("timm:hf-hub:owner/birds")
+    assert set(asked) == {"config.json", "model.safetensors"}
+    assert torch.equal(found.layer4[1].conv2.weight, net.layer4[1].conv2.weight)
+    expected = Architecture(found, base="frozen").expected_inputs
+    assert expected is not None and (expected.size, expected.mean) == (64, (0.5,) * 3)
+
+
+def test_torchvision_says_what_its_weights_were_trained_on(libraries: list[str]) -> None:
+    sized = expected_inputs(networks.build("torchvision:tiny", image_size=16))
+    assert sized is not None and (sized.size, sized.mean) == (16, (0.5,) * 3)
+    assert expected_inputs(networks.build("torchvision:registered")) is None and not libraries
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("timm:resnet18", "fc"),
+        ("timm:efficientnet_lite0", "classifier"),
+        ("torchvision:resnet18", "fc"),
+        ("torchvision:mobilenet_v3_small", "classifier.3"),
+    ],
+)
+def test_networks_of_the_libraries_themselves(name: str, head: str, tmp_path: Path) -> None:
+    """With random weights, which a file holds."""
+    imported(name.partition(":")[0])
+    torch.manual_seed(0)
+    file = tmp_path / "weights.pth"
+    torch.save(networks.build(name).state_dict(), file)
+    architecture = Architecture(networks.pretrained(name, file), base="frozen")
+    assert architecture.head == head and architecture.source == file.name
+    expected = architecture.expected_inputs
+    assert expected is not None and (expected.channels, expected.size) == (3, 224)
+    assert expected.mean == pytest.approx((0.485, 0.456, 0.406))
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 150, (40, 3, 32, 32), dtype=np.uint8), np.arange(40) % 2
+    images[labels == 1, 0] += 100
+    task = Task.from_arrays("a", images, labels, valid=0.2, normalization=expected.normalization)
+    rungs = {"price": 1e-9, "rungs": ("head", "norms", "2%"), "routing": {"parts": ()}}
+    one = TinySubNets(architecture, training=TRAINING, device="cpu", **rungs)
+    report = one.learn(task)
+    assert [r.name for r in report.rungs] == ["head", "norms", "2%"]
+    logits = one.logits("a", images)
+    one.save(tmp_path / "model")
+    again = SubnetStore.load(tmp_path / "model", networks.pretrained(name, file))
+    assert torch.equal(again.logits("a", images), logits)
+    with pytest.raises(MismatchError, match="other weights"):
+        SubnetStore.load(tmp_path / "model", networks.build(name))
 
 
 @pytest.mark.slow
@@ -342,12 +453,39 @@ def test_a_model_begins_from_a_folder_of_images(
 
 
 @pytest.mark.slow
-def test_a_base_can_be_put_into_the_model(place: Path, libraries: list[str]) -> None:
+def test_a_base_can_be_put_into_the_model(
+    place: Path, libraries: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["learn", "model", "--base", "timm:tiny", "--task", "one", "--data", "first"]
     assert main([*command, "--embed-base", "--size", "10", *OPTIONS]) == 0
     assert artifact.inspect("model")["base"]["embedded"]
     net = networks.build("timm:tiny")  # as code alone
     assert SubnetStore.load("model", net).subnet("one").sample.shape == (3, 10, 10)  # type: ignore[union-attr]
+    capsys.readouterr()
+    fetched, photo = len(libraries), str(next((place / "first" / "red").iterdir()))
+    assert main(["predict", "model", "--task", "one", photo]) == 2
+    error = capsys.readouterr().err
+    assert "'timm:tiny'" in error and "weights of its base, but no code" in error
+    assert "--net on the command line" in error
+    code = ["--net", "timm:tiny"]
+    assert main(["predict", "model", "--task", "one", photo, *code, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert found["classes"][0]["name"] == "red" and len(libraries) == fetched
+
+
+@pytest.mark.slow
+def test_a_model_with_its_base_is_exported_by_its_network_s_code(
+    place: Path, libraries: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    command = ["learn", "model", "--base", "timm:tiny", "--task", "one", "--data", "first"]
+    assert main([*command, "--embed-base", *OPTIONS]) == 0
+    export = ["export", "model", "--task", "one", "one.onnx", "--data", "first"]
+    capsys.readouterr()
+    assert main(export) == 2 and "but no code" in capsys.readouterr().err
+    assert main([*export, "--net", "timm:tiny"]) == 0
+    exported, in_torch = re.findall(r"([\d.]+) %", capsys.readouterr().out)[:2]
+    assert exported == in_torch and libraries == ["timm:tiny"]
 
 
 @pytest.mark.parametrize(
@@ -430,6 +568,34 @@ def test_a_run_over_a_base_is_resumed_to_the_same_numbers(
 
 
 @pytest.mark.slow
+def test_a_recipe_s_network_comes_with_its_weights(
+    place: Path, libraries: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`pretrained = true` fetches them, once, over a base or not; without it nothing is fetched."""
+    network = RECIPE.replace("small-cnn", "timm:tiny").replace("channels = 1", "channels = 3")
+    text = network.replace('weights = "weights.pth"', "pretrained = true")
+    Path("mine.toml").write_text(text.replace("image_size = 8", "image_size = 12"))
+    assert main(["run", "mine.toml", "--out", "run", "--device", "cpu"]) == 0
+    assert libraries == ["timm:tiny"]
+    assert artifact.inspect("run")["base"]["name"] == "timm:tiny"
+    assert read_run("run").store() is None  # no report fetches what it names
+    assert libraries == ["timm:tiny"]
+    store = SubnetStore.load("run", base="timm:tiny")
+    mean = store.subnet("one").normalization.mean
+    assert mean[1] == pytest.approx(0.4 * 255)  # as the network says it was trained
+    photo = str(next((place / "first" / "blue").iterdir()))
+    assert main(["predict", "run", "--task", "one", photo, "--base", "timm:tiny"]) == 0
+    own = '[tsn]\ninit = "pretrained"\n[training'
+    free = re.sub(r"\[tsn\].*?\[training", own, text.replace('base = "frozen"', ""), flags=re.S)
+    for name, recipe in (("random", free.replace("pretrained = true", "")), ("free", free)):
+        libraries.clear()
+        Path(f"{name}.toml").write_text(recipe)
+        assert main(["run", f"{name}.toml", "--out", name, "--device", "cpu"]) == 0
+        assert read_run(name).store() is not None  # its head is found, whatever it is called
+        assert libraries == ([] if name == "random" else ["timm:tiny"])
+
+
+@pytest.mark.slow
 def test_from_a_folder_of_images_to_onnx_with_a_real_network(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -445,8 +611,13 @@ def test_from_a_folder_of_images_to_onnx_with_a_real_network(
     few = ["--size", "64", "--set", "epochs=4", "--set", 'rungs=["head"]', "--device", "cpu"]
     assert main(["learn", "model", *base, "--task", "colors", "--data", "first", *few]) == 0
     assert (place / "model" / artifact.FILE_NAME).stat().st_size < 30_000
+    assert main(["learn", "model", *base, "--task", "others", "--data", "second", *few]) == 0
     assert main(["verify", "model", *base]) == 0
     capsys.readouterr()
+    photo = str(next((place / "second" / "blue").iterdir()))
+    assert main(["predict", "model", "--task", "others", photo, *base, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert found["classes"][0]["name"] == "blue"
     out = ["colors.onnx", "--data", "first"]
     assert main(["export", "model", "--task", "colors", *out, *base]) == 0
     shown = capsys.readouterr().out

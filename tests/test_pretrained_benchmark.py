@@ -14,8 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks import pretrained as benchmark
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT)]
+
+import make_results  # noqa: E402
+from benchmarks import pretrained as benchmark  # noqa: E402
+from benchmarks import pretrained_table  # noqa: E402
 
 
 class Net(nn.Module):
@@ -62,6 +66,7 @@ def test_every_method_gives_rows_and_a_run_goes_on(
     place: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = Path(place[-1])
+    place = [*place, "--machine", "a busy core"]
     one_rate = [*place, "--lrs", "1e-3"]
     benchmark.main([*one_rate, "--streams", "far", "--methods", "ours", "full fine-tuning"])
     first = out.read_text()
@@ -85,7 +90,17 @@ def test_every_method_gives_rows_and_a_run_goes_on(
     assert sizes["lora-4", ""] == 2 * (4 * (6 + 12) + 4 * (12 + 10) + 2 * 11)
     assert sizes["lora-4", "our codec"] < sizes["lora-4", ""] < sizes["lora-16", ""]
     text = capsys.readouterr().out
-    assert "| far |" in text and "lora-16, our codec" in text and "seed 0, near, ours:" in text
+    assert (
+        "**Far** from" in text
+        and "| lora-16, our codec |" in text
+        and "seed 0, near, ours:" in text
+    )
+    assert (
+        "34 to train, 6 to validate and 20 to test a task with, 1 epochs, seed 0, on a busy core"
+        in text
+    )
+    with pytest.raises(SystemExit, match=r"'pixels': 16.*'pixels': 20"):
+        benchmark.main([*one_rate, "--size", "20"])
     before = out.read_text()
     benchmark.main(one_rate)
     assert out.read_text() == before
@@ -127,6 +142,63 @@ def test_a_run_ends_when_its_seconds_are_over(
     assert "goes on from here" in capsys.readouterr().out and not Path(place[-1]).exists()
     with pytest.raises(SystemExit, match="unknown methods"):
         benchmark.main([*place, "--methods", "magic"])
+
+
+def row(method: str, seed: int, task: str, test: float, **changes: Any) -> dict[str, Any]:
+    """A row of the whole benchmark."""
+    told = {"base": "my_networks:lite0", "device": "a GPU", "pixels": 96, "epochs": 10, "lr": 0.001}
+    told |= {"num_classes": 10, "num_train": 3825, "num_valid": 675, "num_test": 1000}
+    told |= {"valid": test + 1, "size_bytes": 5000, "backbone_bytes": 10_000_000, "seconds": 3.4}
+    told |= {"stream": task.partition("-")[0], "ours": method == "ours", "note": ""}
+    return told | {"method": method, "seed": seed, "task": task, "test": test} | changes
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    found = [[c.strip() for c in t.split("|")[1:-1]] for t in text.splitlines() if "|" in t]
+    return {line[0]: line[1:] for line in found}
+
+
+def test_tables_have_what_every_method_has_done() -> None:
+    rows = [
+        row("ours", seed, f"far-{task}", 80 + 10 * seed + task, note="head 80.0 %")
+        for seed in range(3)
+        for task in range(4)
+    ]
+    rows += [row("full", seed, f"far-{task}", 50.0) for seed in range(3) for task in range(4)]
+    rows += [row("full", 0, "far-0", 9.0, note="one-bit")]
+    text = pretrained_table.tables(rows)
+    found = cells(text)
+    assert found["ours"][0] == "80.00" and found["full, one-bit"][0] == "9.00"  # one task of one
+    assert "Small: 1 of 3 seeds, 1 of 4 tasks;" in text
+    whole = pretrained_table.tables(rows[:-1])
+    assert cells(whole)["ours"] == ["91.50 ± 10.00", "92.50", "5.0", "0.05", "3", "0.001"]
+    assert cells(whole)["full"][0] == "50.00 ± 0.00" and "Small" not in whole
+    assert (
+        "4 tasks of 10 classes over `my_networks:lite0`, images of 96 px, 3,825 to train" in whole
+    )
+    few = pretrained_table.tables([row("ours", 0, "near-0", 7.0, num_train=435, pixels=64)])
+    assert "1 of 3 seeds, 111 of 450 images of a class, 64 of 96 px, 1 of 10 tasks" in few
+    apart = [row("ours", 0, "near-0", 7.0), row("full", 1, "near-0", 7.0)]
+    assert "no task has been learned by every method" in pretrained_table.tables(apart)
+
+
+def test_published_rows_are_tables_of_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_results, "RESULTS", tmp_path)
+    text = "<!-- results: pretrained -->\nold\n<!-- end of results -->"
+    assert "no rows are published" in make_results.rewritten(text, {})
+    (tmp_path / "pretrained").mkdir()
+    rows = [row("ours", 0, "far-0", 81.0), row("ours", 0, "near-0", 71.0)]
+    lines = "".join(json.dumps(r) + "\n" for r in rows)
+    (tmp_path / "pretrained" / "lite0.jsonl").write_text(lines)
+    made = make_results.rewritten(text, {})
+    assert "81.00" in made and "71.00" in made and "old" not in made
+    assert made.index("**Near**") < made.index("**Far**")
+    assert "`results/pretrained/lite0.jsonl`" in made
+    for name in ("README.md", "docs/pretrained.md"):
+        assert name in make_results.DOCUMENTS
+        assert "<!-- results: pretrained -->" in (make_results.ROOT / name).read_text("utf-8")
 
 
 def test_low_rank_differences_are_those_of_peft() -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,8 @@ def own_network(options: argparse.Namespace) -> nn.Module | None:
         return None
     from tinysubnets import networks
 
-    return networks.build(options.net)
+    with redirect_stdout(sys.stderr):  # what its code prints is no part of a command's answer
+        return networks.build(options.net)
 
 
 def given_base(options: argparse.Namespace) -> nn.Module | str | None:
@@ -94,7 +96,8 @@ def given_base(options: argparse.Namespace) -> nn.Module | str | None:
             raise SettingError("--weights goes with --base NAME, the network that they are for.")
         return None
     if networks.is_name(options.base):
-        return networks.pretrained(options.base, options.weights)
+        with redirect_stdout(sys.stderr):
+            return networks.pretrained(options.base, options.weights)
     if options.weights is not None:
         raise SettingError(f"--weights with --base {options.base}: give --base the network's name.")
     if not Path(options.base).is_file():

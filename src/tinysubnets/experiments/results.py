@@ -304,26 +304,30 @@ class Run:
         from tinysubnets.model.store import SubnetStore
 
         try:
-            return SubnetStore.load(self.folder / MODEL)
-        except MismatchError:
-            architecture = self._own_architecture()
-            if architecture is None:
-                return None
-            return SubnetStore.load(self.folder / MODEL, architecture)
-        except TinySubNetsError:
+            try:
+                return SubnetStore.load(self.folder / MODEL)
+            except MismatchError:
+                architecture = self._own_architecture()
+                if architecture is None:
+                    return None
+                return SubnetStore.load(self.folder / MODEL, architecture)
+        except TinySubNetsError:  # over a base that is not in the file, too
             return None
 
     def _own_architecture(self) -> Architecture | None:
         """The user's own network, built again where this process has imported its code already.
 
-        A result never makes it import code that it names: whoever wrote it may be anybody.
+        A result never makes it import code that it names: whoever wrote it may be anybody. Nor are
+        weights fetched: those of the tasks are in the model.
         """
         from tinysubnets import networks
         from tinysubnets.errors import TinySubNetsError
         from tinysubnets.nn.architecture import Architecture
 
-        settings = dict(self.settings.get("network") or {})
-        name, head = str(settings.pop("name", "auto")), settings.pop("head", "fc")
+        given = dict(self.settings.get("network") or {})
+        name, head = str(given.pop("name", "auto")), given.pop("head", None)
+        of_base = ("base", "weights", "pretrained", "embed_base")
+        settings = {k: v for k, v in given.items() if k not in of_base}
         if name == "auto" or (":" in name and name.partition(":")[0] not in sys.modules):
             return None
         try:

@@ -151,7 +151,8 @@ def store_of(
     base = networks.pretrained(base) if networks.is_name(base) else base
     if net is None and isinstance(base, (nn.Module, Architecture)) and not is_rebuilt(manifest):
         net = base
-    architecture = architecture_for(manifest, contents.constants, net)
+    embedded = contents.base is not None and contents.base.values is not None
+    architecture = architecture_for(manifest, contents.constants, net, embedded=embedded)
     store = SubnetStore(
         architecture,
         block=manifest.layout.block,

@@ -22,11 +22,16 @@ from tinysubnets.nn.init import weights_hash
 
 
 def architecture_for(
-    manifest: Manifest, constants: Mapping[str, Tensor], net: nn.Module | Architecture | None
+    manifest: Manifest,
+    constants: Mapping[str, Tensor],
+    net: nn.Module | Architecture | None,
+    *,
+    embedded: bool = False,
 ) -> Architecture:
     """The architecture of a model, from the network given or from its recorded name.
 
-    `constants` are the recorded constant buffers, by name.
+    - `constants`: the recorded constant buffers, by name.
+    - `embedded`: whether the file holds the values of a base, which are no network yet.
     """
     given = net is not None
     if isinstance(net, Architecture):
@@ -34,6 +39,8 @@ def architecture_for(
         _compare_shared(net, manifest)
         architecture = copy.copy(net)
     else:
+        if net is None and not is_rebuilt(manifest):
+            raise MismatchError(_needed(manifest, embedded))
         net = _rebuilt(manifest, constants) if net is None else net
         if not isinstance(net, nn.Module):
             raise MismatchError(f"net: a torch.nn.Module is needed, not {type(net).__name__}.")
@@ -53,7 +60,27 @@ def architecture_for(
 def is_rebuilt(manifest: Manifest) -> bool:
     """Whether a model's network is one of the package, which needs not be given again."""
     record = manifest.rebuild
-    return record is not None and ":" not in str(record.get("network", ":"))
+    name = None if record is None else record.get("network")
+    return isinstance(name, str) and ":" not in name
+
+
+def _needed(manifest: Manifest, embedded: bool) -> str:
+    """What must be given to use a model whose network is none of the package."""
+    name = (manifest.rebuild or {}).get("network")
+    told = f", {name!r}" if isinstance(name, str) else ""
+    made = f"this model was made with a network of your own{told}"
+    kinds = "MODULE:FUNCTION, timm:NAME or torchvision:NAME"
+    if manifest.base is None:
+        return f"{made}; give it again: load(…, net=…), or --net on the command line: {kinds}."
+    if embedded:
+        return (
+            f"{made}, and holds the weights of its base, but no code; give the network, with any "
+            f"weights: load(…, net=…), or --net on the command line: {kinds}."
+        )
+    return (
+        f"{made}, over its pretrained weights; give it with them: load(…, net=…), or --base on the "
+        f"command line: {kinds}; where they lie in a file, --net and --base FILE."
+    )
 
 
 def base_for(store: SubnetStore, given: BaseSource | None) -> Base | None:
@@ -151,15 +178,7 @@ def _take_constants(architecture: Architecture, constants: Mapping[str, Tensor])
 
 def _rebuilt(manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:
     """A network of this package by its recorded name, without initial values."""
-    record = manifest.rebuild
-    if record is None or not isinstance(record.get("network"), str) or not is_rebuilt(manifest):
-        name = None if record is None else record.get("network")
-        told = f", {name!r}" if isinstance(name, str) else ""
-        raise MismatchError(
-            f"this model was made with a network of your own{told}; give it again: load(…, net=…), "
-            "or --net MODULE:FUNCTION on the command line (--base where it was learned over its "
-            "pretrained weights)."
-        )
+    record = manifest.rebuild or {}
     settings = record.get("settings", {})
     if not isinstance(settings, dict):
         raise DamageError("config: the settings of the network are not a table.")

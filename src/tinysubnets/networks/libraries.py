@@ -34,8 +34,12 @@ def builder(name: str) -> Callable[..., nn.Module]:
 def _timm(network: str) -> Callable[..., nn.Module]:
     def build(pretrained: bool = False, **settings: Any) -> nn.Module:
         timm = _needed("timm")
-        if "/" not in network and not timm.is_model(network):  # else one of the Hub's
-            raise SettingError(unknown("network of timm", network, timm.list_models()))
+        # "hf-hub:OWNER/NAME" is one of the Hub's, which timm itself looks for.
+        if ":" not in network and not timm.is_model(network):
+            raise SettingError(
+                unknown("network of timm", network, timm.list_models(), "timm.list_models()")
+                + " One of the Hub is named 'timm:hf-hub:OWNER/NAME'."
+            )
         net: nn.Module = timm.create_model(network, pretrained=pretrained, **settings)
         return net
 
@@ -47,21 +51,27 @@ def _torchvision(network: str) -> Callable[..., nn.Module]:
         models = _needed("torchvision.models")
         known = models.list_models()
         if network not in known:
-            raise SettingError(unknown("network of torchvision", network, known))
-        if not pretrained:
-            net: nn.Module = models.get_model(network, weights=None, **settings)
-            return net
-        weights = models.get_model_weights(network).DEFAULT
-        net = models.get_model(network, weights=weights, **settings)
-        form = weights.transforms()
-        net.data_config = {  # type: ignore[assignment]
-            "input_size": (3, form.crop_size[0], form.crop_size[0]),
-            "mean": tuple(form.mean),
-            "std": tuple(form.std),
-        }
+            listed_by = "torchvision.models.list_models()"
+            raise SettingError(unknown("network of torchvision", network, known, listed_by))
+        weights = "DEFAULT" if pretrained else None
+        net: nn.Module = models.get_model(network, weights=weights, **settings)
+        if (config := _trained_on(models, network)) is not None:
+            # A transformer takes images of one size, whatever its published weights took.
+            size = getattr(net, "image_size", config["input_size"][-1])
+            net.data_config = config | {"input_size": (3, size, size)}  # type: ignore[assignment]
         return net
 
     return build
+
+
+def _trained_on(models: Any, network: str) -> dict[str, Any] | None:
+    """The images that torchvision's weights of a network were trained on; nothing is fetched."""
+    try:
+        form = models.get_model_weights(network).DEFAULT.transforms()
+        size = form.crop_size[0]
+        return {"input_size": (3, size, size), "mean": tuple(form.mean), "std": tuple(form.std)}
+    except (AttributeError, ValueError):  # none of one's own network, no crop where boxes are found
+        return None
 
 
 LIBRARIES: dict[str, Callable[[str], Callable[..., nn.Module]]] = {

@@ -1,0 +1,114 @@
+"""Tables of the rows that `benchmarks.pretrained` writes; no torch is needed to make them.
+
+Only what every method of a stream has done is in its table: where a run was stopped, methods that
+came first have more tasks, or seeds, than the last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+Row = Mapping[str, Any]
+
+STREAMS = {
+    "near": "**Near** the pretraining, split CIFAR-100",
+    "far": "**Far** from the pretraining, digits, clothes and letters as color images",
+}
+# What the whole benchmark has; a table of less is marked.
+WHOLE = {"seeds": 3, "images of a class": 450, "px": 96, "epochs": 10}
+NUM_TASKS = {"near": 10, "far": 4}
+HEADINGS = ("method", "test %", "validation %", "kB a task", "% of the backbone", "seconds", "lr")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows in a file, one JSON object a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def published(folder: Path) -> str:
+    """The tables of all files of rows in a folder, or that there are none."""
+    files = sorted(folder.glob("*.jsonl"))
+    made = [f"{tables(read_rows(f))}\n\nRows: `results/{folder.name}/{f.name}`." for f in files]
+    return "\n\n".join(made) or "Not measured yet: no rows are published."
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Markdown: what was measured, and a table, of each stream."""
+    names = sorted({r["stream"] for r in rows}, key=[*STREAMS].index)
+    return "\n\n".join(stream_table([r for r in rows if r["stream"] == name]) for name in names)
+
+
+def stream_table(rows: Sequence[Row]) -> str:
+    """The table of one stream: means over tasks, with their deviation over seeds."""
+    stream, groups = rows[0]["stream"], by_method(rows)
+    shared = set.intersection(*({_pair(r) for r in found} for found in groups.values()))
+    kept = [r for r in rows if _pair(r) in shared]
+    if not kept:
+        return f"{STREAMS[stream]}: no task has been learned by every method yet."
+    lines = [HEADINGS, ("---",) * len(HEADINGS)]
+    lines += [_line(name, found) for name, found in by_method(kept).items()]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{_described(stream, kept)}\n\n{text}"
+
+
+def by_method(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows by what they are called in a table; those of ours tell in `note` how they decided."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        form = "" if row["ours"] or not row["note"] else f", {row['note']}"
+        groups.setdefault(row["method"] + form, []).append(row)
+    return groups
+
+
+def _pair(row: Row) -> tuple[int, str]:
+    return row["seed"], row["task"]
+
+
+def _line(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    seeds = sorted({r["seed"] for r in rows})
+    tests = [mean(r["test"] for r in rows if r["seed"] == seed) for seed in seeds]
+    spread = f" ± {stdev(tests):.2f}" if len(tests) > 1 else ""
+    valid, size, seconds = (mean(r[k] for r in rows) for k in ("valid", "size_bytes", "seconds"))
+    return (
+        name,
+        f"{mean(tests):.2f}{spread}",
+        f"{valid:.2f}",
+        f"{size / 1000:.1f}",
+        f"{100 * size / rows[0]['backbone_bytes']:.2f}",
+        f"{seconds:.0f}",
+        f"{rows[0]['lr']:g}",
+    )
+
+
+def _described(stream: str, rows: Sequence[Row]) -> str:
+    """What a table was measured with, and by how much that is less than the whole benchmark."""
+    seeds, names = sorted({r["seed"] for r in rows}), {r["task"] for r in rows}
+    first = rows[0]
+    of_a_class = min((r["num_train"] + r["num_valid"]) // r["num_classes"] for r in rows)
+    own = {
+        "seeds": len(seeds),
+        "images of a class": of_a_class,
+        "px": first["pixels"],
+        "epochs": first["epochs"],
+    }
+    less = [f"{own[key]} of {most} {key}" for key, most in WHOLE.items() if own[key] < most]
+    if len(names) < NUM_TASKS[stream]:
+        less.append(f"{len(names)} of {NUM_TASKS[stream]} tasks")
+    small = f" **Small: {', '.join(less)}; a first look, no verdict.**" if less else ""
+    train, valid, test = (_span({r[f"num_{k}"] for r in rows}) for k in ("train", "valid", "test"))
+    return (
+        f"{STREAMS[stream]}: {len(names)} task{'s' * (len(names) > 1)} of "
+        f"{first['num_classes']} classes over `{first['base']}`, images of {first['pixels']} px, "
+        f"{train} to train, {valid} to validate and {test} to test a task with, {first['epochs']} "
+        f"epochs, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, on "
+        f"{first['device']}.{small}"
+    )
+
+
+def _span(values: set[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
