@@ -62,7 +62,7 @@ def shortened(words: list[str]) -> list[str]:
         words = [*words, "--seeds", "1"]
     elif words[0] == "search":
         words = [*words, "--trials", "2", "--seeds", "100"]
-    elif words[0] not in ("run", "demo") or words[1].endswith(".toml"):
+    elif words[0] not in ("run", "demo") or any(w.endswith(".toml") for w in words[1:2]):
         return words
     small = [s for s in SMALL if "split-digits" not in words or "hidden" not in s]
     return [*words, "--device", "cpu", *(part for s in small for part in ("--set", s))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -163,6 +164,7 @@ def test_a_deeply_nested_config_is_an_error_of_ours(tmp_path: Path) -> None:
 def foreign_run(folder: Path) -> Path:
     """A run in `folder` / "run" whose network would be imported; a file tells whether it was."""
     ran = folder / "ran"
+    sys.modules.pop("evil_network", None)  # of another test, from another folder
     (folder / "evil_network.py").write_text(f"open({str(ran)!r}, 'w').close()\ndef net(): pass\n")
     given = ["--set", "training.epochs=1", "--set", "data.num_tasks=1", "--no-report"]
     assert main(["run", "permuted-digits", *given, "--out", str(folder / "run")]) == 0
