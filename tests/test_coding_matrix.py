@@ -122,13 +122,44 @@ def test_what_a_reader_does_is_bounded_by_the_bytes(monkeypatch):
     with pytest.raises(DamageError):
         decode_matrix(many, 20, 30)
     assert not steps
-    for data, rows, columns in ((b"\1\1\1", 1 << 14, 2), (b"\1\1\1\1", 1024, 1025)):
+    for data, rows, columns in ((b"\1\1\1", 1 << 13, 2), (b"\1\1\1\1", 1024, 1025)):
         with pytest.raises(DamageError):
             decode_matrix(data, rows, columns)
     assert not steps
-    assert encode_matrix(np.arange(1 << 14), 1, 1 << 14) is None
+    assert encode_matrix(np.arange(1 << 13), 1, 1 << 13) is None
     decode_matrix(GOOD, 20, 30)
     assert 0 < steps <= 4 * len(GOOD) + 64
+
+
+def test_a_symbol_is_found_in_few_steps_wherever_it_is(monkeypatch):
+    steps, columns = 0, 1 << 16
+    below = matrix_codec._Row.below
+
+    def counted(*args):
+        nonlocal steps
+        steps += 1
+        return below(*args)
+
+    # A row that is sure of its rate, and ones where nearly none are expected.
+    places = np.array([15 * columns // 16, *range(columns - 59, columns)])
+    monkeypatch.setattr(matrix_codec, "_fitted", lambda *_: (1, 255))
+    data = encode_matrix(places, 1, columns)
+    monkeypatch.setattr(matrix_codec._Row, "below", counted)
+    assert np.array_equal(decode_matrix(data, 1, columns), places)
+    assert steps < 25 * len(places)
+
+
+def test_the_matrices_of_a_mask_are_bounded_together():
+    part = uneven(64, 64, 0.1).reshape(-1)
+    num = 1 + (1 << 13) // (64 + int(part.sum()))
+    mask, lengths = np.tile(part, num), [part.size] * num
+    coded = encode_mask(mask, None, lengths, [1] * num, [64] * num)
+    assert coded[0] == BY_MATRIX
+    assert np.array_equal(decode_mask(coded, mask.size, None, lengths, [1] * num, [64] * num), mask)
+    one = bytes([BY_MATRIX]) + encode_matrix(np.flatnonzero(part), 64, 64)
+    forged = bytes([BY_MATRIX]) + (bytes([len(one) & 127 | 128, len(one) >> 7]) + one) * (num - 1)
+    with pytest.raises(DamageError, match="ones of a matrix"):
+        decode_mask(forged + one, mask.size, None, lengths, [1] * num, [64] * num)
 
 
 def test_rows_have_to_divide_their_segments_and_matrices_to_be_expected():

@@ -146,6 +146,7 @@ def test_nothing_of_a_removed_task_is_in_the_file(tmp_path: Path) -> None:
     assert "a secret name" in text and "stealthy" in text
     assert values["fc.weight"].tobytes() in before["heads"] and before["memory"]
     store.remove("a secret name")
+    assert not any(subnet.name == "a secret name" for subnet, _ in store.written)
     store.save(tmp_path)
     with artifact.ModelFile(path) as file:
         text = json.dumps(file.config)

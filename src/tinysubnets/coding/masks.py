@@ -46,7 +46,13 @@ from tinysubnets.coding.bitmask_codecs import (
 from tinysubnets.coding.bits import packed_size
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.kernel_codec import MAX_WIDTH, decode_kernels, encode_kernels
-from tinysubnets.coding.matrix_codec import decode_matrix, encode_matrix, is_uneven
+from tinysubnets.coding.matrix_codec import (
+    MAX_PLACES,
+    MAX_SYMBOLS,
+    decode_matrix,
+    encode_matrix,
+    is_uneven,
+)
 from tinysubnets.errors import DamageError, SettingError
 
 Mask = NDArray[np.bool_]
@@ -88,17 +94,16 @@ def encode_mask(
         flips = mask if reference is None else mask ^ reference
         by_kernel = bytes([_BY_KERNEL]) + encode_kernels(flips, parts)
         best = by_kernel if len(by_kernel) < _WORTH_PARTS * len(best) else best
-    codes = [_encode_part(m, r) for m, r in _parts(mask, reference, segments)]
+    if len(segments) < 2 and not columns:
+        return best
+    parts_of = _parts(mask, reference, segments)
+    codes = [_encode_part(m, r) for m, r in parts_of]
     if len(codes) > 1:
         by_segment = _joined(_BY_SEGMENT, codes)
         best = by_segment if len(by_segment) < _WORTH_PARTS * len(best) else best
     if columns:
-        matrices = [
-            _encode_matrix(m if r is None else m ^ r, width, code)
-            for (m, r), width, code in zip(
-                _parts(mask, reference, segments), columns, codes, strict=True
-            )
-        ]
+        flipped = [m if r is None else m ^ r for m, r in parts_of]
+        matrices = _encode_matrices(flipped, columns, codes)
         by_matrix = _joined(BY_MATRIX, matrices)
         if matrices != codes and len(by_matrix) < _WORTH * len(best):
             best = by_matrix
@@ -124,14 +129,20 @@ def _joined(tag: int, codes: Sequence[bytes]) -> bytes:
     return out.bytes()
 
 
-def _encode_matrix(flips: Mask, columns: int, code: bytes) -> bytes:
-    """A segment by matrix where that is worth it, else the code that it has already."""
-    rows, places = flips.size // columns, np.flatnonzero(flips)
-    if not is_uneven(rows, columns, places):
-        return code
-    found = encode_matrix(places, rows, columns)
-    worth = found is not None and 1 + len(found) < _WORTH * len(code)
-    return bytes([BY_MATRIX]) + found if found is not None and worth else code
+def _encode_matrices(
+    parts: Sequence[Mask], columns: Sequence[int], codes: Sequence[bytes]
+) -> list[bytes]:
+    """Segments by matrix where that is worth it and within bounds, else the codes they have."""
+    out, symbols, room = [], MAX_SYMBOLS, MAX_PLACES
+    for flips, width, code in zip(parts, columns, codes, strict=True):
+        rows, places, found = flips.size // width, np.flatnonzero(flips), None
+        if flips.size <= room and is_uneven(rows, width, places):
+            found = encode_matrix(places, rows, width, symbols)
+        if found is not None and 1 + len(found) < _WORTH * len(code):
+            symbols, room = symbols - rows - places.size, room - flips.size
+            code = bytes([BY_MATRIX]) + found
+        out.append(code)
+    return out
 
 
 def decode_mask(
@@ -155,7 +166,8 @@ def decode_mask(
         return _decode_part(data, count, reference)
     if len(segments) < 2 and not by_matrix:
         raise DamageError("a mask is coded by segment, but there are not two segments.")
-    mask, start, matrices = np.empty(count, np.bool_), 0, 0
+    mask, start = np.empty(count, np.bool_), 0
+    symbols, room = MAX_SYMBOLS, MAX_PLACES
     reader = Reader(data, "a mask by segment")
     reader.byte()
     for number, length in enumerate(segments):
@@ -163,14 +175,19 @@ def decode_mask(
         code = reader.rest() if number == len(segments) - 1 else reader.block()
         against = None if reference is None else reference[part]
         if by_matrix and code[:1] == bytes([BY_MATRIX]):
-            matrices += 1
+            rows, width = length // columns[number], columns[number]
+            room -= length
+            if room < 0:
+                raise reader.damage(f"matrices of more than {MAX_PLACES} places.")
+            places = decode_matrix(code[1:], rows, width, symbols)
+            symbols -= rows + places.size
             flips = np.zeros(length, np.bool_)
-            flips[decode_matrix(code[1:], length // columns[number], columns[number])] = True
+            flips[places] = True
             mask[part] = flips if against is None else flips ^ against
         else:
             mask[part] = _decode_part(code, length, against)
         start += length
-    if by_matrix and not matrices:
+    if by_matrix and room == MAX_PLACES:
         raise reader.damage("no segment is coded by matrix.")
     return mask
 

@@ -62,7 +62,7 @@ class MaskContext:
 
     def columns(self) -> list[int]:
         """How many blocks of each tensor are a row: those of one output."""
-        outputs = [max(spec.shape[0], 1) for spec in self.layout.shared]
+        outputs = [max([*spec.shape, 1][0], 1) for spec in self.layout.shared]
         pairs = zip(self.segments(), outputs, strict=True)
         return [num // rows if num % rows == 0 else num for num, rows in pairs]
 

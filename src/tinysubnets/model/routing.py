@@ -552,6 +552,7 @@ class Router:
             if shortlist is not None and shortlist < count:
                 cheap = sum(self.weights[n] * parts[n][rows] for n in self.common)
                 assert isinstance(cheap, Tensor)
+                cheap = cheap.nan_to_num(-math.inf, math.inf, -math.inf)  # as `decide` does
                 # Of equal ones the first, as for the task that wins.
                 best = cheap.argsort(dim=1, descending=True, stable=True)[:, :shortlist]
                 asked[rows] = torch.zeros_like(cheap, dtype=torch.bool).scatter_(1, best, True)

@@ -319,6 +319,7 @@ class SubnetStore:
     def _forget(self) -> None:
         """Drop what was made of subnets that are no longer the same."""
         self._decoded, self._by_number, self._records = (), {}, {}
+        self.written = ()
 
     def record(self, subnet: Subnet) -> Record | None:
         """What a task keeps to recognize its inputs, on the store's device; None if nothing."""

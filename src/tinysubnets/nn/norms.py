@@ -8,12 +8,13 @@ as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
@@ -71,46 +72,69 @@ def with_folded_biases(
 
     - `tensors`: with folded norms.
     - `inputs`: some normalized inputs [batch, ...]. Where the network answers them differently
-      afterwards, say because a norm counts its channels along another axis, all stays as it was.
+      afterwards, say because others see what a norm sees, or because a norm counts its channels
+      along another axis, all stays as it was.
     """
     out, own = dict(tensors), {s.name for s in architecture.task_params}
-    before = _layers_before(architecture.code("eval"))
-    for norm in foldable(architecture):
-        bias = f"{before.get(norm.name)}.bias"
-        shift = norm.of("bias")
-        if norm.name in before and bias in own and tensors[bias].shape == tensors[shift].shape:
-            out[shift] = tensors[shift] + tensors[norm.of("weight")] * tensors[bias]
+    norms = {norm.name: norm for norm in foldable(architecture)}
+    logits, before = _layers_before(architecture, tensors, inputs, norms)
+    for name, layer in before.items():
+        shift, bias = norms[name].of("bias"), f"{layer}.bias"
+        if bias in own and tensors[bias].shape == tensors[shift].shape:
+            out[shift] = tensors[shift] + tensors[norms[name].of("weight")] * tensors[bias]
             out[bias] = torch.zeros_like(tensors[bias])
-    logits, others = architecture(tensors, inputs), architecture(out, inputs)
+    if all(out[n] is t for n, t in tensors.items()):
+        return out
+    others = architecture(out, inputs)
     far = (logits - others).abs().max() > 1e-4 * logits.abs().max()
     finite = torch.isfinite(logits).all() and torch.isfinite(others).all()
     return out if finite and not far else dict(tensors)
 
 
-_BEFORE: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
+def _layers_before(
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    inputs: Tensor,
+    norms: Collection[str],
+) -> tuple[Tensor, dict[str, str]]:
+    """The logits and, by the name of a norm, that of the layer whose very output it is given.
 
+    Of norms and layers that are called once.
+    """
+    code, calls = architecture.code("eval"), Counter[str]()
+    made: list[tuple[Tensor, int, str]] = []  # outputs, kept so that no other takes their place
+    found: dict[str, str] = {}
 
-def _layers_before(code: nn.Module) -> dict[str, str]:
-    """By the name of each norm, that of the layer whose outputs it alone sees."""
-    if code not in _BEFORE:
-        _BEFORE[code] = {}
+    def leave(name: str) -> Callable[..., None]:
+        def note(_: nn.Module, args: Any, output: Any) -> None:
+            calls[name] += 1
+            if isinstance(output, Tensor):
+                made.append((output, output._version, name))
+
+        return note
+
+    def enter(name: str) -> Callable[..., None]:
+        def note(_: nn.Module, args: Any) -> None:
+            calls[name] += 1
+            for output, version, layer in made:
+                if args and args[0] is output and output._version == version:
+                    found[name] = layer
+
+        return note
+
+    with architecture.alone("eval"):  # hooks see the calls of all threads
+        hooks = []
+        for name, module in code.named_modules():
+            if name in norms:
+                hooks.append(module.register_forward_pre_hook(enter(name)))
+            elif isinstance(module, (_ConvNd, nn.Linear)):
+                hooks.append(module.register_forward_hook(leave(name)))
         try:
-            graph = fx.Tracer().trace(code)
-        except Exception:  # whatever a network does that cannot be traced: nothing is known of it
-            return _BEFORE[code]
-        called = [str(n.target) for n in graph.nodes if n.op == "call_module"]
-        for node in (n for n in graph.nodes if n.op == "call_module"):
-            source = node.args[0] if node.args else None
-            if (
-                isinstance(code.get_submodule(str(node.target)), _NormBase)
-                and isinstance(source, fx.Node)
-                and source.op == "call_module"
-                and isinstance(code.get_submodule(str(source.target)), (_ConvNd, nn.Linear))
-                and list(source.users) == [node]
-                and called.count(str(source.target)) == called.count(str(node.target)) == 1
-            ):
-                _BEFORE[code][str(node.target)] = str(source.target)
-    return _BEFORE[code]
+            logits = architecture(tensors, inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return logits, {n: layer for n, layer in found.items() if calls[n] == calls[layer] == 1}
 
 
 @torch.no_grad()
