@@ -399,8 +399,8 @@ def _aim(tables: Tables) -> str:
     more = ", more than ours" if accuracy[2] > max(accuracy[:2]) else ""
     return (
         f"On permuted MNIST ten separate networks of 2 bits have {rival}{more}. The aim "
-        f"there was 97.6 % in 32 kB; it was {'reached' if reached else 'missed'}: {ours}, or "
-        f"{unrouted} without what finds the task of an input."
+        f"there was 97.6 % in 32 kB; it was {'reached' if reached else 'missed'}: {unrouted} "
+        f"where the task is known, {ours} with what finds it."
     )
 
 
