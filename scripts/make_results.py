@@ -748,6 +748,8 @@ def pictures(tables: Tables) -> dict[Path, str]:
     out = {}
     for name, about in DESCRIBED.items():
         groups = published.by_label(tables.get(name, ()))
+        # One picture has accuracies of one kind: with the task known.
+        groups = {k: g for k, g in groups.items() if not k.endswith(("-class-IL", "-domain-IL"))}
         if not about.has_picture or len(groups) < 2:
             continue
         dots, names = [], list(about.curves.values())
