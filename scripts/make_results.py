@@ -164,7 +164,8 @@ def spread(runs: Sequence[Run], measure: Callable[[Run], float | None], digits: 
 
 def mean_of(values: Sequence[float], digits: int = 2) -> str:
     """Mean and deviation; empty where there are no values."""
-    return Spread.of(values).show(digits).rpartition(" (")[0] if values else ""
+    shown = Spread.of(values).show(digits).rpartition(" (")[0] if values else ""
+    return shown.replace("-", "−")
 
 
 def share(view: str) -> Callable[[Run], float | None]:

@@ -259,3 +259,16 @@ def test_layout_maps_blocks_to_weights_and_back() -> None:
     both = torch.stack([torch.arange(8.0), -torch.arange(8.0)])
     assert torch.equal(layout.sum(layout.expand(both)), both * layout.block_sizes)
     assert layout.expand(both).shape == (2, 30)
+
+
+def test_no_pass_is_shared_where_changes_in_place_cannot_be_seen() -> None:
+    net = nn.Sequential()
+    net.add_module("body", nn.Linear(6, 5))
+    net.add_module("fc", nn.Sequential(nn.Hardswish(inplace=True), nn.Linear(5, 3)))
+    architecture, inputs = Architecture(net, head="fc"), torch.randn(4, 6)
+    with torch.no_grad():
+        assert architecture.head_input(net.state_dict(), inputs) is None
+        plain = Architecture(mlp())
+        assert plain.head_input(mlp().state_dict(), inputs) is not None
+    with torch.inference_mode():
+        assert architecture.head_input(net.state_dict(), inputs) is None

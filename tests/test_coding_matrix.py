@@ -14,8 +14,11 @@ from tinysubnets.coding.masks import BY_MATRIX, decode_mask, encode_mask, entrop
 from tinysubnets.coding.matrix_codec import decode_matrix, encode_matrix, is_uneven
 from tinysubnets.errors import DamageError, SettingError
 from tinysubnets.model import store as store_module
-from tinysubnets.model.mask_references import MAX_BY_MATRIX, is_by_matrix
+from tinysubnets.model.mask_references import MAX_BY_MATRIX, MaskContext, is_by_matrix
+from tinysubnets.model.mask_references import code_mask as usual_code
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.nn.architecture import TensorSpec
+from tinysubnets.nn.layout import Layout
 
 
 def uneven(rows: int, columns: int, density: float, seed: int = 0) -> np.ndarray:
@@ -188,3 +191,25 @@ def test_a_model_has_only_so_many_masks_by_matrix(tmp_path, monkeypatch):
     assert [is_by_matrix(s.coded_mask) for s in fewer.entries()] == [True, True, False]
     again = SubnetStore.load(fewer.save(tmp_path / "fewer"))
     assert [again.digest(t) for t in again.tasks] == [made.digest(t) for t in made.tasks]
+
+
+def test_isolated_tasks_count_however_their_masks_are_coded(monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_BY_MATRIX", 1)
+    alone, usual = (models.store("named", 0) for _ in range(2))
+    models.add_task(alone, 0, bank=0, isolated=True)
+    models.add_task(usual, 0, bank=0)
+    assert not any(is_by_matrix(s.coded_mask) for s in (*alone.entries(), *usual.entries()))
+    allowed = []
+    monkeypatch.setattr(
+        store_module, "code_mask", lambda *args: allowed.append(args[-1]) or usual_code(*args)
+    )
+    models.add_task(alone, 2, bank=1)
+    models.add_task(usual, 2, bank=1)
+    assert allowed == [False, True]
+
+
+def test_rows_of_every_shape():
+    shapes = ((4, 6), (4, 3, 3, 3), (), (1, 7))
+    layout = Layout([TensorSpec(f"{i}", s) for i, s in enumerate(shapes)], 1)
+    context = MaskContext(layout, 0, 0, {}, np.zeros(0, np.uint8))
+    assert context.columns() == [6, 27, 1, 7]

@@ -185,10 +185,8 @@ def test_a_killed_process_ends_the_others_and_three_go_on(tmp_path: Path) -> Non
     assert result["metrics"]["backward_transfer"] == 0 and not (path / "checkpoint").exists()
 
 
-@pytest.mark.slow
-def test_ctrl_c_under_torchrun_saves_and_one_process_goes_on(tmp_path: Path) -> None:
-    path, torchrun = tmp_path / "run", ("-m", "torch.distributed.run", "--standalone")
-    process = begun(path, sys.executable, *torchrun, "--nproc-per-node", "2")
+def interrupted(process: subprocess.Popen[str], path: Path) -> str:
+    """What a held run says from Ctrl-C on, until it has ended."""
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     said = ""
@@ -196,7 +194,14 @@ def test_ctrl_c_under_torchrun_saves_and_one_process_goes_on(tmp_path: Path) -> 
         said += (line := process.stderr.readline())
         assert line, said
     path.with_name("hold").unlink()
-    said += process.communicate(timeout=600)[1]
+    return said + str(process.communicate(timeout=600)[1])
+
+
+@pytest.mark.slow
+def test_ctrl_c_under_torchrun_saves_and_one_process_goes_on(tmp_path: Path) -> None:
+    path, torchrun = tmp_path / "run", ("-m", "torch.distributed.run", "--standalone")
+    process = begun(path, sys.executable, *torchrun, "--nproc-per-node", "2")
+    said = interrupted(process, path)
     assert f"saved. Go on with: tsn resume {path}" in said
     assert said.count("stopping after this epoch") == 1  # the first process speaks for all
     with RunDir(path) as folder:
@@ -209,14 +214,7 @@ def test_ctrl_c_under_torchrun_saves_and_one_process_goes_on(tmp_path: Path) -> 
 def test_ctrl_c_saves_and_the_same_command_of_several_processes_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "run"
     process = begun(path, sys.executable, processes="2")
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    said = ""
-    while "stopping after this epoch" not in said:
-        said += (line := process.stderr.readline())
-        assert line, said
-    path.with_name("hold").unlink()
-    said += process.communicate(timeout=600)[1]
+    said = interrupted(process, path)
     assert process.returncode == 130 and "Traceback" not in said
     assert said.count(f"saved. Go on with: tsn resume {path}") == 1
     tests = str(Path(__file__).parent)  # where the network is

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import test_base as over_base
 from digit_tasks import digits, permuted, split
@@ -25,6 +25,7 @@ from tinysubnets.experiments import metrics
 from tinysubnets.experiments.routing import Routed, without_task
 from tinysubnets.format.routed import AllTasks
 from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model import routing
 from tinysubnets.model.evaluation import auroc
 from tinysubnets.model.routing import (
     PARTS,
@@ -269,6 +270,19 @@ def test_a_shortlist_asks_few_networks() -> None:
     assert len(calls) == len(inputs) and (found.tasks == names).mean() > 0.95
     assert (np.isfinite(found.scores).sum(1) == 1).all()
     assert np.array_equal(store.route(inputs, shortlist=3).scores, store.route(inputs).scores)
+
+
+def test_a_shortlist_leaves_out_tasks_without_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    densities = routing.Router._densities
+
+    def first_unknown(*args: Any) -> Tensor:
+        found = densities(*args)
+        found[:, 0] = torch.nan
+        return found
+
+    monkeypatch.setattr(routing.Router, "_densities", first_unknown)
+    scores = learned().store.route(mixed()[0], shortlist=1).scores
+    assert not np.isfinite(scores[:, 0]).any() and (np.isfinite(scores).sum(1) == 1).all()
 
 
 def test_labels_of_several_kinds_stay_what_they_are() -> None:

@@ -213,6 +213,14 @@ def test_test_data_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         main(["run", "permuted-digits", "--out", str(tmp_path / "run")])
 
 
+def searches_but_does_not_run(folder: Path, text: str) -> None:
+    """That a recipe can be searched, but not run, which reads its poisoned test data."""
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    words = ["search", str(folder / "mine.toml"), "--trials", "1", "--seeds", "1"]
+    assert main([*words, "--space", "tsn.block=1,2", "--out", str(folder / "search")]) == 0
+    assert main(["run", str(folder / "search" / "best.toml"), "--out", str(folder / "run")]) == 2
+
+
 @pytest.mark.slow
 def test_test_data_of_own_files_are_never_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -222,11 +230,7 @@ def test_test_data_of_own_files_are_never_read(tmp_path: Path) -> None:
         arrays = {"inputs": inputs, "labels": labels}
         np.savez(tmp_path / name, **arrays, test_inputs=poison, test_labels=poison)
     text = '[tasks.one]\ndata = "one.npz"\n[tasks.two]\ndata = "two.npz"\n[training]\nepochs = 1\n'
-    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-    words = ["search", str(tmp_path / "mine.toml"), "--trials", "1", "--seeds", "1"]
-    assert main([*words, "--space", "tsn.block=1,2", "--out", str(tmp_path / "search")]) == 0
-    words = ["run", str(tmp_path / "search" / "best.toml"), "--out", str(tmp_path / "run")]
-    assert main(words) == 2  # it measures on test data, and finds them poisoned
+    searches_but_does_not_run(tmp_path, text)
 
 
 @pytest.mark.slow
@@ -239,11 +243,7 @@ def test_test_pictures_of_own_folders_are_never_read(tmp_path: Path) -> None:
                 path.write_bytes(data)
     text = '[tasks.one]\ndata = "one"\n[tasks.two]\ndata = "two"\n[training]\nepochs = 1\n'
     text += '[data]\nimage_size = 8\nchannels = 1\n[network]\nname = "small-mlp"\n'
-    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-    words = ["search", str(tmp_path / "mine.toml"), "--trials", "1", "--seeds", "1"]
-    assert main([*words, "--space", "tsn.block=1,2", "--out", str(tmp_path / "search")]) == 0
-    words = ["run", str(tmp_path / "search" / "best.toml"), "--out", str(tmp_path / "run")]
-    assert main(words) == 2  # it measures on test data, and finds them poisoned
+    searches_but_does_not_run(tmp_path, text)
 
 
 @pytest.mark.slow
