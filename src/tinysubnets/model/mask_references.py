@@ -28,7 +28,7 @@ from tinysubnets.model.subnet import (
 from tinysubnets.nn.layout import Layout
 
 MAX_SCORE_REFERENCES = 3  # per bank: each costs the reader a pass over all scores
-MAX_BY_MATRIX = 64  # per model: each may cost the reader a tenth of a second
+MAX_BY_MATRIX = 64  # per model: each may cost the reader some tenths of a second
 MAX_MAGNITUDE = 1 << 24
 _CHUNK = 1 << 15  # 64-bit words that stay in the cache
 MAX_RANKED_MEMBERS = 32  # earlier masks of the bank that a mask is compared with in full
