@@ -20,8 +20,9 @@ from tinysubnets.tasks.task import Split
 
 RESIDENT_BYTES = 4 << 30  # larger splits are streamed from where they are
 PREFETCH = 3  # batches that are read ahead where data are streamed
-# How many input values are evaluated at once: activations of large images must fit in memory.
-EVAL_VALUES = {"cpu": 1 << 22, "cuda": 1 << 25}
+# How many input values are evaluated at once: activations of large images must fit in memory, and
+# on a CPU near its cache (a small ResNet answers 2.5 times as fast by 170 images as by 1,300).
+EVAL_VALUES = {"cpu": 1 << 19, "cuda": 1 << 25}
 MIN_EVAL_BATCH = 16  # statistics of fewer samples are worth little
 
 
@@ -73,7 +74,7 @@ class DeviceLoader:
     def prefer_channels_last_(self, network: Callable[[Tensor], Tensor]) -> None:
         """Give images with their channels last in memory, if the network can compute on them.
 
-        Convolutions on a GPU are faster so; a network that views its activations cannot.
+        Convolutions are faster so, on CPUs too; a network that views its activations cannot.
         """
         images = self.normalized(self.split.inputs(slice(0, 2)).to(self.device))
         if images.ndim != 4:

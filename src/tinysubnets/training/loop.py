@@ -113,10 +113,9 @@ class Training:
         self.rank_noise: distributed.RankNoise | None = None
         if distributed.is_active():
             self._train_in_parallel_()
-        if self.device.type == "cuda":
-            tensors, architecture = module.eval_tensors(), module.architecture
-            for loader in (self.train, self.valid):
-                loader.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
+        tensors, architecture = module.eval_tensors(), module.architecture
+        for loader in (self.train, self.valid):
+            loader.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
 
     def _train_in_parallel_(self) -> None:
         """Take part in a training of several processes."""
