@@ -132,7 +132,7 @@ def tasks(options: argparse.Namespace, stream: str, seed: int) -> list[Task]:
             Task.from_arrays(
                 file.stem,
                 *pairs[0],
-                valid=0.15,
+                valid=options.valid,
                 test=pairs[1],
                 seed=seed,
                 normalization=options.normalization,
@@ -183,13 +183,12 @@ def head_of(net: nn.Module, name: str, classes: int) -> nn.Linear:
     return head
 
 
-def set_mode(net: nn.Module, training: bool, own_norms: bool) -> None:
-    """Training or evaluation; norms that are not the task's own always evaluate."""
+def set_mode(net: nn.Module, training: bool) -> None:
+    """Training or evaluation; norms always use the statistics of pretraining."""
     net.train(training)
-    if not own_norms:
-        for module in net.modules():
-            if isinstance(module, _NormBase):
-                module.eval()
+    for module in net.modules():
+        if isinstance(module, _NormBase):
+            module.eval()
 
 
 def vectors_bytes(net: nn.Module, own: Callable[[str, nn.Parameter], bool]) -> float:
@@ -203,8 +202,10 @@ def full(net: nn.Module, name: str, classes: int) -> Fit:
     head_of(net, name, classes)
     matrices = {n for n, p in net.named_parameters() if p.ndim > 1 and not n.startswith(name)}
 
+    # Their statistics stay, as those of all others do: EfficientNet's move by a hundredth a step,
+    # so that after some hundred steps they are neither the base's nor the task's.
     def forward(inputs: Tensor, training: bool) -> Tensor:
-        set_mode(net, training, own_norms=True)
+        set_mode(net, training)
         return net(inputs)
 
     def sizes() -> dict[str, tuple[float, Callable[[Tensor, bool], Tensor]]]:
@@ -214,8 +215,7 @@ def full(net: nn.Module, name: str, classes: int) -> Fit:
                 if n in matrices:
                     delta = p - base[n]
                     p.copy_(base[n] + delta.sign() * delta.abs().mean())
-        stats = 2.0 * sum(b.numel() for b in net.buffers())
-        other = vectors_bytes(net, lambda n, _: n not in matrices) + stats
+        other = vectors_bytes(net, lambda n, _: n not in matrices)
         count = sum(base[n].numel() for n in matrices)
 
         def one_bit(inputs: Tensor, training: bool) -> Tensor:
@@ -251,7 +251,7 @@ def piggyback(net: nn.Module, name: str, classes: int) -> Fit:
     scores = {n: nn.Parameter(torch.full_like(p, 1e-2)) for n, p in weights.items()}
 
     def forward(inputs: Tensor, training: bool) -> Tensor:
-        set_mode(net, training, own_norms=False)
+        set_mode(net, training)
         masked = {n: p * _Threshold.apply(scores[n]) for n, p in weights.items()}
         return torch.func.functional_call(net, masked, (inputs,))
 
@@ -329,7 +329,7 @@ def lora(rank: int, adapt: Callable[[nn.Module, str, int], nn.Module]) -> Rival:
             parameter.requires_grad_(n in own)
 
         def forward(inputs: Tensor, training: bool) -> Tensor:
-            set_mode(adapted, training, own_norms=False)
+            set_mode(adapted, training)
             return adapted(inputs)
 
         def sizes() -> dict[str, tuple[float, Callable[[Tensor, bool], Tensor]]]:
@@ -531,7 +531,9 @@ def set_up(options: argparse.Namespace) -> None:
     expected = options.architecture.expected_inputs
     mean, std = CHANNELS if expected is None else (expected.mean, expected.std)
     options.normalization = Normalization(*(tuple(255 * v for v in p) for p in (mean, std)), 2)
-    options.normalize = options.normalization
+    options.normalize = lambda raw: options.normalization(raw).contiguous(
+        memory_format=torch.channels_last
+    )
     options.settings = json.loads(options.settings)
 
 
@@ -656,6 +658,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bfloat16"))
     parser.add_argument("--max-tasks", type=int, default=10, help="of a stream")
     parser.add_argument("--train", type=int, default=500, help="at most so many images of a class")
+    parser.add_argument("--valid", type=float, default=0.15, help="share of them to validate with")
     parser.add_argument("--test", type=int, default=100, help="at most so many images of a class")
     parser.add_argument("--seconds", type=float, help="begin nothing new after so many")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
