@@ -43,16 +43,54 @@ from tinysubnets.training.settings import TrainingSettings
 LEAST_BITS = 2
 
 
-def _rebuilt(cls: Any, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Any:
-    """A learner of the class with the settings that its store recorded."""
-    return cls(
-        store.architecture,
-        training=record.get("training"),
-        routing=record.get("routing"),
-        device=device,
-        store=store,
-        **record[cls.name],
-    )
+class MaskedBaseline(MaskedLearner):
+    """A rival over a masked core, built from its settings; it adds `_begin`.
+
+    - `training`, `routing`: settings, as objects or as what a recipe has.
+    - `pruning`: every method is built with the same arguments; this is TinySubNets' own.
+    - `store`: a model to go on from.
+    - `settings`: those of `settings_class`.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        training: TrainingSettings | Mapping | None = None,
+        pruning: object = None,
+        routing: RoutingSettings | Mapping | None = None,
+        device: str | torch.device = "auto",
+        store: SubnetStore | None = None,
+        **settings: Any,
+    ) -> None:
+        own, trained = config.build_with(
+            self.settings_class, settings, training=(TrainingSettings, training)
+        )
+        recorded = config.to_dict(own)
+        core = MaskedCore(
+            architecture,
+            own,
+            trained,
+            block=recorded.get("block", 1),
+            device=device,
+            store=store,
+            routing=routing,
+        )
+        record = {self.name: recorded, "training": config.to_dict(trained)}
+        super().__init__(core, own, record)
+
+    @classmethod
+    def _from_record(
+        cls, store: SubnetStore, record: Mapping[str, Any], device: str | torch.device
+    ) -> Self:
+        return cls(
+            store.architecture,
+            training=record.get("training"),
+            routing=record.get("routing"),
+            device=device,
+            store=store,
+            **record[cls.name],
+        )
 
 
 # WSN ----------------------------------------------------------------------------------------------
@@ -92,7 +130,7 @@ class WSNSettings:
         check_stored(self.bits, self.task_param_bits)
 
 
-class WSN(MaskedLearner):
+class WSN(MaskedBaseline):
     """A learner of winning subnetworks; it forgets nothing.
 
     H. Kang et al.: Forget-free Continual Learning with Winning Subnetworks, ICML 2022. A mask per
@@ -103,28 +141,6 @@ class WSN(MaskedLearner):
     name: ClassVar[str] = "wsn"
     settings_class: ClassVar[type] = WSNSettings
     settings: WSNSettings
-
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        training: TrainingSettings | Mapping | None = None,
-        pruning: Any = None,  # every method is built with the same arguments; nothing is pruned
-        routing: RoutingSettings | Mapping | None = None,
-        device: str | torch.device = "auto",
-        store: SubnetStore | None = None,
-        **settings: Any,
-    ) -> None:
-        own, trained = config.build_with(
-            WSNSettings, settings, training=(TrainingSettings, training)
-        )
-        core = MaskedCore(architecture, own, trained, device=device, store=store, routing=routing)
-        record = {"wsn": config.to_dict(own), "training": config.to_dict(trained)}
-        super().__init__(core, own, record)
-
-    @classmethod
-    def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
-        return _rebuilt(cls, store, record, device)
 
     def _begin(self, task: Task) -> SubnetTrainer:
         """Check a task and set up its training: scores and all free weights are learned."""
@@ -365,7 +381,7 @@ class PackNetSettings:
         check_stored(self.bits, self.task_param_bits)
 
 
-class PackNet(MaskedLearner):
+class PackNet(MaskedBaseline):
     """A learner that packs tasks into one network by pruning; it forgets nothing.
 
     A. Mallya, S. Lazebnik: PackNet: Adding Multiple Tasks to a Single Network by Iterative Pruning,
@@ -376,36 +392,6 @@ class PackNet(MaskedLearner):
     name: ClassVar[str] = "packnet"
     settings_class: ClassVar[type] = PackNetSettings
     settings: PackNetSettings
-
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        training: TrainingSettings | Mapping | None = None,
-        pruning: Any = None,  # every method is built with the same arguments; this is TSN's
-        routing: RoutingSettings | Mapping | None = None,
-        device: str | torch.device = "auto",
-        store: SubnetStore | None = None,
-        **settings: Any,
-    ) -> None:
-        own, trained = config.build_with(
-            PackNetSettings, settings, training=(TrainingSettings, training)
-        )
-        core = MaskedCore(
-            architecture,
-            own,
-            trained,
-            block=own.block,
-            device=device,
-            store=store,
-            routing=routing,
-        )
-        record = {"packnet": config.to_dict(own), "training": config.to_dict(trained)}
-        super().__init__(core, own, record)
-
-    @classmethod
-    def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
-        return _rebuilt(cls, store, record, device)
 
     def _begin(self, task: Task) -> PruneRetrainTrainer:
         """Check a task and set up its training: all blocks, owned ones as they are."""
@@ -492,7 +478,7 @@ class AdaQPackNetSettings:
         check_stored(self.first_bits, self.task_param_bits)
 
 
-class AdaQPackNet(MaskedLearner):
+class AdaQPackNet(MaskedBaseline):
     """A learner that gives every task few weights of its own; it forgets nothing.
 
     M. Pietroń, D. Żurek, K. Faber, R. Corizzo: Ada-QPackNet: Adaptive Pruning with Bit Width
@@ -504,36 +490,6 @@ class AdaQPackNet(MaskedLearner):
     name: ClassVar[str] = "ada-qpacknet"
     settings_class: ClassVar[type] = AdaQPackNetSettings
     settings: AdaQPackNetSettings
-
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        training: TrainingSettings | Mapping | None = None,
-        pruning: Any = None,  # every method is built with the same arguments; this is TSN's
-        routing: RoutingSettings | Mapping | None = None,
-        device: str | torch.device = "auto",
-        store: SubnetStore | None = None,
-        **settings: Any,
-    ) -> None:
-        own, trained = config.build_with(
-            AdaQPackNetSettings, settings, training=(TrainingSettings, training)
-        )
-        core = MaskedCore(
-            architecture,
-            own,
-            trained,
-            block=own.block,
-            device=device,
-            store=store,
-            routing=routing,
-        )
-        record = {"ada-qpacknet": config.to_dict(own), "training": config.to_dict(trained)}
-        super().__init__(core, own, record)
-
-    @classmethod
-    def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
-        return _rebuilt(cls, store, record, device)
 
     def _begin(self, task: Task) -> PruneRetrainTrainer:
         """Check a task and set up its training: the free blocks of a bank with room alone."""

@@ -6,25 +6,18 @@ few of them kept, coded by the same codec into one file. The line to beat at equ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-import torch
-
-from tinysubnets import config
+from tinysubnets.baselines.masked import MaskedBaseline
 from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import new_bank
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
-from tinysubnets.method.core import MaskedCore, MaskedLearner, SubnetTrainer, at_once
-from tinysubnets.model.routing import RoutingSettings
-from tinysubnets.model.store import SubnetStore
+from tinysubnets.method.core import SubnetTrainer, at_once
 from tinysubnets.model.subnet import BankDecision
-from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
 from tinysubnets.tasks.task import Task
-from tinysubnets.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -58,41 +51,12 @@ class SeparateSettings:
             raise SettingError(f"bits = {self.bits!r} is not allowed; give 1 to 8, or 32.")
 
 
-class SeparateNetworks(MaskedLearner):
+class SeparateNetworks(MaskedBaseline):
     """A learner that trains a network of its own for every task; it forgets and shares nothing."""
 
     name: ClassVar[str] = "separate"
     settings_class: ClassVar[type] = SeparateSettings
     settings: SeparateSettings
-
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        training: TrainingSettings | Mapping | None = None,
-        pruning: object = None,
-        routing: RoutingSettings | Mapping | None = None,
-        device: str | torch.device = "auto",
-        store: SubnetStore | None = None,
-        **settings: Any,
-    ) -> None:
-        own, trained = config.build_with(
-            SeparateSettings, settings, training=(TrainingSettings, training)
-        )
-        core = MaskedCore(architecture, own, trained, device=device, store=store, routing=routing)
-        record = {"separate": config.to_dict(own), "training": config.to_dict(trained)}
-        super().__init__(core, own, record)
-
-    @classmethod
-    def _from_record(cls, store: SubnetStore, record: Mapping[str, Any], device: Any) -> Self:
-        return cls(
-            store.architecture,
-            training=record.get("training"),
-            routing=record.get("routing"),
-            device=device,
-            store=store,
-            **record[cls.name],
-        )
 
     def _begin(self, task: Task) -> SubnetTrainer:
         """Set up the training of a fresh network, pruned and quantized on the way."""
