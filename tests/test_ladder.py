@@ -14,6 +14,7 @@ from nets import points
 from test_base import TRAINING, data, fresh, learner, pretrained
 from test_difference import net as norm_net
 from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.method import ladder
 from tinysubnets.method.ladder import LadderTrainer, RungReport, gain_by_chance, told
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
@@ -98,9 +99,43 @@ def test_a_high_price_stops_at_the_head_and_none_switches_the_ladder_off() -> No
     assert isinstance(standard.begin(points(0)), LadderTrainer)
 
 
+def test_a_gain_that_may_be_chance_is_not_kept_but_built_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = LADDER | {"difference_lr": 0.05}
+    begun: list[tuple[str, Any]] = []
+    chances = iter([0.0, 0.0, 99.0, 0.0])  # norms, then the differences: only 2 % may be chance
+    monkeypatch.setattr(ladder, "gain_by_chance", lambda *_: next(chances, 0.0))
+    one = learner(**settings | {"rungs": ("head", "norms", "1%", "2%", "10%")})
+    trainer = climb(one, far(1))
+    make = trainer.make
+
+    def watched(rung: Any, has_norms: bool, reuses: bool, before: Any) -> Any:
+        begun.append((rung.name, before))
+        return make(rung, has_norms, reuses, before)
+
+    trainer.make = watched
+    while not trainer.finished:
+        trainer.epoch()
+    taken = {r.name: r for r in trainer.finish().rungs}
+    assert taken["1%"].taken and not taken["2%"].taken and taken["2%"].gain > 0
+    own = dict(begun)
+    assert own["10%"] is not own["2%"]  # from what the 2 % have learned
+    last = taken["10%"]
+    assert last.gain == pytest.approx(
+        100 * (last.valid_accuracy - taken["1%"].valid_accuracy)
+    )  # and held to the rung that was kept
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1])  # it leaves norms out and climbs on
-def test_a_ladder_goes_on_from_its_state_in_the_middle_of_any_rung(number: int) -> None:
+# It leaves norms out and climbs on; then rungs that gain are held to be chance.
+@pytest.mark.parametrize(("number", "chance"), [(1, None), (1, 99.0)])
+def test_a_ladder_goes_on_from_its_state_in_the_middle_of_any_rung(
+    number: int, chance: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chance is not None:
+        monkeypatch.setattr(ladder, "gain_by_chance", lambda *_: chance)
+
     def run(stop: int | None) -> tuple[bytes, Any]:
         one = learner(**LADDER | {"difference_lr": 0.05})
         one.learn(points(1))
@@ -121,7 +156,9 @@ def test_a_ladder_goes_on_from_its_state_in_the_middle_of_any_rung(number: int) 
         return data(one.store), (same, count, report.best_epoch)
 
     expected, told_of = run(None)
-    assert sum(r[3] for r in told_of[0]) > 1  # several rungs were climbed
+    # Several rungs were climbed, or the last one was tried though none was.
+    assert (sum(r[3] for r in told_of[0]) > 1) == (chance is None)
+    assert told_of[0][-1][0] == RUNGS[-1]
     for stop in {1, 3, told_of[1] - 1, told_of[1]}:
         assert run(stop) == (expected, told_of)
 

@@ -87,7 +87,8 @@ class LadderTrainer:
     """One task climbing a ladder: epochs of one rung after the other, then `finish()`.
 
     The first rung is always climbed. Scales and shifts that do not pay are left out; a difference
-    that does not pay ends the climb, since denser ones gain less for a byte.
+    that does not pay ends the climb, since denser ones gain less for a byte. Where it would pay but
+    its gain may be chance, the next rung goes on from it and is held to the last one climbed.
 
     - `rungs`: from the cheapest to the dearest.
     - `make`: sets up the training of a rung, with own norms or without, over an earlier task or
@@ -108,6 +109,7 @@ class LadderTrainer:
         self.price, self.reports = price, reports
         self.results: list[RungReport] = []
         self.climbed: Climbed | None = None
+        self._last: MagnitudeModule | None = None  # trained, and what the next rung goes on from
         self._entries, self._first_bytes = core.entry_numbers(), _file_bytes(core.store)
         self._place: int | None = None
         self._current: SubnetTrainer | None = None
@@ -181,11 +183,9 @@ class LadderTrainer:
         Behind the last rung the climb is over.
         """
         self.core.check_entries(self._entries, self.task)
-        before = self.climbed
         self._place = self._current = None
         while self._current is None and place < len(self.rungs):
-            module = None if before is None else before.module
-            made = self.make(self.rungs[place], *self._kind(self.rungs[place]), module)
+            made = self.make(self.rungs[place], *self._kind(self.rungs[place]), self._last)
             if made is not None:
                 self._place, self._current = place, made
             place += 1
@@ -206,7 +206,12 @@ class LadderTrainer:
         if result.taken and subnet is not None:
             kind = self._kind(rung)
             self.climbed = Climbed(place, *kind, trainer, subnet, result.file_bytes)
-        ends = not result.taken and rung.density > 0
+            self._last = self.climbed.module
+        pays = subnet is not None and self._pays(result)
+        ends = not result.taken and rung.density > 0 and not pays
+        if pays and rung.density > 0:
+            assert isinstance(trainer.module, MagnitudeModule)
+            self._last = trainer.module
         self._begin(len(self.rungs) if ends else place + 1)
         if self.climbed is not None:
             kept = self._explained(self.climbed.trainer, self.climbed.subnet)
@@ -237,20 +242,27 @@ class LadderTrainer:
         if before is not None:
             gain = 100 * (accuracy - before.subnet.valid_accuracy)
             extra = size - before.file_bytes
-        pays = gain > 0 and gain >= self.price * extra / 1000
+        by_chance = 0.0
         if before is not None:
-            pays &= gain >= gain_by_chance(before.subnet.valid_accuracy, len(self.task.valid))
-        return RungReport(
+            by_chance = gain_by_chance(before.subnet.valid_accuracy, len(self.task.valid))
+        result = RungReport(
             name=rung.name,
             valid_accuracy=accuracy,
             file_bytes=size,
             gain=gain,
             extra_bytes=extra,
-            taken=before is None or (subnet is not None and pays),
+            taken=before is None,
             epochs=progress.epoch,
             best_epoch=progress.best_epoch,
             seconds=progress.seconds,
         )
+        if subnet is not None and self._pays(result) and gain >= by_chance:
+            result = replace(result, taken=True)
+        return result
+
+    def _pays(self, result: RungReport) -> bool:
+        """Whether a rung gains what its bytes are priced at, by chance or not."""
+        return result.gain > 0 and result.gain >= self.price * result.extra_bytes / 1000
 
     def state(self) -> State:
         """Everything needed to go on with this trainer later, taken between two epochs."""
@@ -279,9 +291,10 @@ class LadderTrainer:
             return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
 
         self.results = [RungReport(**r) for r in numbers["results"]]
-        self.climbed = self._current = self._place = None
+        self.climbed = self._last = self._current = self._place = None
         if numbers["climbed"] is not None:
             self.climbed = self._climbed_again(part("climbed."), numbers)
+            self._last = self.climbed.module
         if numbers["place"] is not None:
             self._begin(numbers["place"])
             assert self._current is not None
