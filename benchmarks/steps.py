@@ -103,9 +103,10 @@ class DenseStep:
     """
 
     def __init__(self, network: str, batch: int, device: torch.device, compiled: bool) -> None:
-        self.net = networks.build(network).to(device)
-        shape = (batch, *SHAPES[network])
-        self.inputs = torch.randn(shape, device=device)
+        # Channels last, as ours computes: a plain step is up to 1.5 times as slow without.
+        self.net = networks.build(network).to(device, memory_format=torch.channels_last)
+        self.inputs = torch.randn((batch, *SHAPES[network]), device=device)
+        self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
         self.labels = torch.randint(0, 10, (batch,), device=device)
         self.run: nn.Module = torch.compile(self.net) if compiled else self.net  # type: ignore[assignment]
         cuda = device.type == "cuda"
