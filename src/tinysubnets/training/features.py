@@ -31,6 +31,7 @@ def feature_task(
     parts, left = [], FEATURE_BYTES
     for split in (task.train, task.valid):
         loader = DeviceLoader(split, task.normalization, device)
+        loader.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
         found = _features(architecture, tensors, loader, left)
         if found is None:
             return None
