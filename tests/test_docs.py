@@ -118,6 +118,32 @@ def test_the_result_on_the_front_page_is_that_of_the_table() -> None:
     assert f"have {accuracy:.1f} % in {size:.0f} kB" in told
 
 
+def test_the_front_page_says_where_rivals_win() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = " ".join(text.partition("## Install")[0].split())
+    lines = text.splitlines()
+
+    def cells(line: str) -> list[str]:
+        return [cell.strip(" *") for cell in line.split("|")[1:-1]]
+
+    def row(begin: str) -> int:
+        return next(i for i, line in enumerate(lines) if line.startswith(begin))
+
+    def number(cell: str) -> float:
+        return float(cell.split(" ")[0])
+
+    rival = cells(lines[row("|  | ten separate networks of 2 bits")])
+    assert f"{number(rival[4]):.1f} % in {number(rival[5]):.0f} kB" in told
+    dense = cells(lines[row("| independent | ")])
+    assert f"{number(dense[3]):.1f} % in {number(dense[8]) / 1000:.1f} MB" in told
+    ours = (row("| permuted-mnist, 10 tasks | "), row("| split-cifar100, 10 × 10 | "))
+    mnist, cifar = (number(cells(lines[i + 1])[4].removeprefix("class-IL ")) for i in ours)
+    assert f"falls to {mnist:.1f} % on permuted MNIST and to {cifar:.1f} % on split" in told
+    # What the text says of the folded table.
+    better = set(re.findall(r"^\| ([\w-]+) \| \d+ \|[^|]*\| \*\*", text, re.M))
+    assert better == {"independent", "separate", "tsn-wr-signs"}
+
+
 def test_the_reference_has_every_public_name() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^::: tinysubnets\.(?:\w+\.)*(\w+)$", text, re.M))
