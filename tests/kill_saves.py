@@ -1,16 +1,19 @@
 """Kill processes in the middle of saving, and look at what they leave behind.
 
 Run by `test_format_atomic.py` in a process of its own, because it forks. First a child is killed
-before each line that saving executes, then children that save again and again at random instants.
+before each line that saving executes, then before each line of going back to the backup, then
+children that save again and again at random instants.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,9 +32,13 @@ RANDOM_KILLS = 40
 def main(root: Path) -> None:
     torch.set_num_threads(1)
     where = root / "model"
-    old = models.store(tasks=2)
+    old = models.store(tasks=1)
     old.save(where)
+    first = (where / "model.safetensors").read_bytes()
+    models.add_task(old, 1)
+    old.save(where, with_backup=True)
     before = (where / "model.safetensors").read_bytes()
+    shutil.copytree(where / "backup", root / "backup")
     new = SubnetStore.load(where)
     models.add_task(new, 3)
     new.save(root / "new")
@@ -43,30 +50,40 @@ def main(root: Path) -> None:
         counts = dict.fromkeys(counts, 0)
         step, finished = 0, False
         while not finished:
-            finished = killed_at(step, new, where, with_backup)
-            counts[look(where, counts)] += 1
-            if with_backup:
-                look_at_backup(where, before)
-            reset(where, before)
+            finished = killed_at(step, lambda b=with_backup: new.save(where, with_backup=b))
+            counts[data := look(where, counts)] += 1
+            # The old model has its own backup, the new one that of the old, if one was asked for.
+            back = first if data == before else before if with_backup else None
+            assert way_back(where) == back, f"killed before line {step}"
+            reset(where, before, root / "backup")
             step += 1
         assert all(counts.values()), "kills both before and after the rename"
         steps += step
+    step, finished = 0, False
+    while not finished:
+        finished = killed_at(step, lambda: backup.undo(where))
+        data = (where / "model.safetensors").read_bytes()
+        # It can be gone to its end, or was at its end.
+        assert way_back(where) == first or data == first, f"killed before line {step}"
+        reset(where, before, root / "backup")
+        step += 1
+    steps += step
     for number in range(RANDOM_KILLS):
         killed_sometime(number, old, new, where)
         look(where, counts)
         again = SubnetStore.load(where)
         again.save(where)  # neither a lock nor a left-over file is in the way
-        reset(where, before)
+        reset(where, before, root / "backup")
     assert not list(where.glob(".*")), "nothing is left beside the model"
     print(f"{steps} lines, {RANDOM_KILLS} instants")
 
 
-def killed_at(step: int, store: SubnetStore, where: Path, with_backup: bool) -> bool:
-    """Save in a child that kills itself before executing that many lines; was it too late?"""
+def killed_at(step: int, work: Callable[[], object]) -> bool:
+    """Work in a child that kills itself before executing that many lines; was it too late?"""
     child = os.fork()
     if child == 0:
         sys.settrace(killer(step))
-        store.save(where, with_backup=with_backup)
+        work()
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.WIFEXITED(status) or os.WTERMSIG(status) == signal.SIGKILL
@@ -115,17 +132,21 @@ def look(where: Path, allowed: dict[bytes, int]) -> bytes:
     return data
 
 
-def look_at_backup(where: Path, before: bytes) -> None:
-    """There is a way back to the old model, or an error that says that there is none."""
+def way_back(where: Path) -> bytes | None:
+    """The model that undoing leads to; None where an error says that there is no backup."""
     try:
         backup.undo(where)
-        assert (where / "model.safetensors").read_bytes() == before
     except ArtifactError as error:
         assert "has no backup" in str(error)
+        return None
+    return (where / "model.safetensors").read_bytes()
 
 
-def reset(where: Path, data: bytes) -> None:
+def reset(where: Path, data: bytes, kept: Path) -> None:
+    """Put a model and its backup into the folder; what killed processes left stays."""
     (where / "model.safetensors").write_bytes(data)
+    shutil.rmtree(where / "backup", ignore_errors=True)
+    shutil.copytree(kept, where / "backup")
 
 
 if __name__ == "__main__":

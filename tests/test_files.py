@@ -18,6 +18,7 @@ import pytest
 import tinysubnets
 from tinysubnets.errors import RunError
 from tinysubnets.files import (
+    UnsyncedError,
     atomic_write,
     friendly_os_errors,
     lock,
@@ -149,6 +150,24 @@ def test_a_folder_stays_where_its_replacement_fails(
         if renames == 0:
             raise KeyboardInterrupt
     assert names(tmp_path / "set") == {"old"} and names(tmp_path) == {"set"}
+
+
+def test_a_folder_that_could_not_be_synced_is_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with replaced_folder(tmp_path / "set") as folder:
+        (folder / "old").touch()
+    honest = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path):
+            raise OSError(errno.EIO, "Input/output error")
+        honest(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UnsyncedError, match="Input/output"), replaced_folder(tmp_path / "set") as f:
+        (f / "new").touch()
+    assert names(tmp_path / "set") == {"new"} and names(tmp_path) == {"set"}
 
 
 def test_a_held_lock_names_its_holder_and_is_gone_afterwards(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -265,6 +266,26 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, call: str) -> None:
     monkeypatch.setattr(os, call, failing)
 
 
+def fail_syncs(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    times: set[int],
+    error: BaseException | None = None,
+) -> None:
+    """Let these syncs of a folder fail, counted from 1."""
+    honest, count = os.fsync, 0
+
+    def failing(descriptor: int) -> None:
+        nonlocal count
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(folder):
+            count += 1
+            if count in times:
+                raise error or OSError(errno.EIO, "Input/output error")
+        honest(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+
+
 @pytest.mark.parametrize("name", ["config.json", "README.md"])
 def test_an_error_says_that_the_new_model_is_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -274,7 +295,8 @@ def test_an_error_says_that_the_new_model_is_in_place(
     models.add_task(store, 3)
     with monkeypatch.context() as patch:
         fail_at(patch, name, "replace")
-        with pytest.raises(ArtifactError, match=f"the new model is saved in .*but {name}"):
+        both = name if name == "README.md" else f"{name} and README.md"
+        with pytest.raises(ArtifactError, match=f"the new model is saved in .*but {both} beside"):
             store.save(tmp_path)
     assert SubnetStore.load(tmp_path).tasks == store.tasks
     store.save(tmp_path)  # known as one's own
@@ -377,37 +399,113 @@ def test_a_model_that_could_not_be_synced_has_a_way_back(
 ) -> None:
     store, (*_, third) = learned_twice(tmp_path)
     models.add_task(store, 3)
-    honest, synced = os.fsync, []
-
-    def fail_once(descriptor: int) -> None:
-        """For the folder, the first time, which is behind the rename."""
-        if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path) and not synced:
-            synced.append(descriptor)
-            raise OSError(errno.EIO, "Input/output error")
-        honest(descriptor)
-
+    card = (tmp_path / "README.md").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail_once)
-        with pytest.raises(ArtifactError, match=r"the new model is in .*Input/output"):
+        fail_syncs(patch, tmp_path, {1})  # behind the rename
+        said = r"the new model is in .*Input/output.* README.md beside it are as they were"
+        with pytest.raises(ArtifactError, match=said):
             store.save(tmp_path, with_backup=True)
     assert SubnetStore.load(tmp_path).tasks == store.tasks
+    assert (tmp_path / "README.md").read_bytes() == card
     undo(tmp_path)
     assert there(tmp_path) == third
 
 
-def test_a_backup_that_cannot_be_kept_is_told(
+def test_a_backup_that_could_not_be_synced_is_said_to_be_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, _ = learned_twice(tmp_path)
+    store, (*_, third) = learned_twice(tmp_path)
+    models.add_task(store, 3)
+    with monkeypatch.context() as patch:
+        fail_syncs(patch, tmp_path, {2})  # behind the model's
+        said = rf"the new model is saved in .* the old one in {tmp_path / 'backup'}, .*power cut"
+        with pytest.raises(ArtifactError, match=said):
+            store.save(tmp_path, with_backup=True)
+    assert SubnetStore.load(tmp_path).tasks == store.tasks
+    assert there(tmp_path / "backup") == third
+    undo(tmp_path)
+    assert there(tmp_path) == third
+
+
+def test_files_beside_a_model_that_could_not_be_synced_are_said_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = models.store(tasks=1)
+    store.save(tmp_path)
+    models.add_task(store, 3)
+    with monkeypatch.context() as patch:
+        fail_syncs(patch, tmp_path, {2})  # behind config.json
+        said = r"the new model is saved in .* with config.json and README.md beside it, .*power cut"
+        with pytest.raises(ArtifactError, match=said):
+            store.save(tmp_path)
+    for name in ("config.json", "README.md"):
+        assert "task 3" in (tmp_path / name).read_text()
+
+
+def test_ctrl_c_behind_the_rename_leaves_the_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (*_, third) = learned_twice(tmp_path)
+    models.add_task(store, 3)
+    with monkeypatch.context() as patch:
+        fail_syncs(patch, tmp_path, {1}, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            store.save(tmp_path, with_backup=True)
+    assert SubnetStore.load(tmp_path).tasks == store.tasks and not list(tmp_path.glob(".*"))
+    undo(tmp_path)
+    assert there(tmp_path) == third
+
+
+def test_a_backup_that_cannot_be_moved_is_found_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (*_, third) = learned_twice(tmp_path)
     models.add_task(store, 3)
     with monkeypatch.context() as patch:
         fail_at(patch, "backup", "replace")
-        with pytest.raises(ArtifactError, match=r"the new model is saved in .*no backup"):
+        with pytest.raises(ArtifactError, match=r"the new model is saved in .*tsn undo. finds it"):
             store.save(tmp_path, with_backup=True)
-    assert SubnetStore.load(tmp_path).tasks == store.tasks and not list(tmp_path.glob(".*"))
+    assert SubnetStore.load(tmp_path).tasks == store.tasks
+    store.save(tmp_path)  # known as one's own, and the same again: the way back stays
+    undo(tmp_path)
+    assert there(tmp_path) == third and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("has_come", [True, False])
+def test_a_backup_written_ahead_counts_once_its_model_has_come(
+    tmp_path: Path, has_come: bool
+) -> None:
+    """A process was killed just behind the model's rename, or just before it."""
+    store, (_, second, third) = learned_twice(tmp_path)
+    shutil.copytree(tmp_path / "backup", tmp_path / "before")
+    models.add_task(store, 3)
+    store.save(tmp_path, with_backup=True)
+    (tmp_path / "backup").rename(tmp_path / f".backup.{'0' * 16}.tmp")
+    (tmp_path / "before").rename(tmp_path / "backup")
+    if not has_come:
+        (tmp_path / FILE_NAME).write_bytes(third)
+    undo(tmp_path)
+    assert there(tmp_path) == (third if has_come else second) and not list(tmp_path.glob(".*"))
+
+
+def test_a_backup_that_was_being_removed_is_none(tmp_path: Path) -> None:
+    learned_twice(tmp_path)
+    (tmp_path / "backup" / FILE_NAME).unlink()
     with pytest.raises(ArtifactError, match="has no backup"):
         undo(tmp_path)
-    store.save(tmp_path)  # known as one's own
+
+
+def test_a_backup_that_cannot_be_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = learned_twice(tmp_path)
+    store.remove("task 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(ArtifactError, match=r"model is saved .*backup, .* not be removed"):
+            store.save(tmp_path)
+    store.save(tmp_path)
+    assert not (tmp_path / "backup").exists()
 
 
 @pytest.mark.parametrize("name", ["config.json", "README.md"])
@@ -489,6 +587,15 @@ def test_a_patch_that_was_applied_is_said_to_be(
     said = capsys.readouterr().err
     assert f"the new model is in {model}" in said and "nothing was changed" not in said
     assert model.read_bytes() == new
+
+
+def test_a_patch_in_place_removes_the_backup(tmp_path: Path) -> None:
+    """It is of no use any more."""
+    learn_in_place(tmp_path / "model")
+    model, patch = tmp_path / "model" / FILE_NAME, tmp_path / "patch"
+    patch.write_bytes(make_patch(model.read_bytes(), file_of(3)))
+    assert patch_file(model, patch) and model.read_bytes() == file_of(3)
+    assert not (tmp_path / "model" / "backup").exists()
 
 
 def test_what_lies_beside_a_patched_model_is_written_the_second_time(tmp_path: Path) -> None:

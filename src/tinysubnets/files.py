@@ -42,7 +42,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 class UnsyncedError(OSError):
-    """The new file is in its place, but the folder could not be synced: a power cut may undo it."""
+    """The new file or folder is in its place, but a power cut may undo it: syncing failed."""
 
 
 def atomic_write(
@@ -72,10 +72,7 @@ def atomic_write(
         with contextlib.suppress(OSError):  # of a read-only disk: the first error says more
             beside.unlink(missing_ok=True)
         raise
-    try:
-        sync_folder(path.parent)
-    except OSError as error:
-        raise UnsyncedError(error.errno, error.strerror, str(path)) from error
+    _sync_place(path)
 
 
 def read(path: Path) -> bytes:
@@ -113,28 +110,56 @@ def truncate(path: Path, size: int) -> None:
 def replaced_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill with files, which takes the place of `path` when the block ends.
 
-    A reader finds the old folder, none for an instant, or the new one with all that is in it. On
-    any error, Ctrl-C too, the old one stays and nothing is left beside it. What lies in its place
-    and is no folder, such as a link or a pipe, is replaced as well, and nothing behind it is.
+    On any error, Ctrl-C too, the old one stays and nothing is left beside it; but for an
+    UnsyncedError, after which the new one is there.
     """
-    beside, old = _beside(path), _beside(path)
+    with folder_beside(path) as beside:
+        yield beside
+    try:
+        put_folder(beside, path)
+    finally:
+        _remove(beside)
+
+
+@contextlib.contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """A new folder to fill with files, beside the place that `put_folder` is to put it in.
+
+    When the block ends all that is in it is on disk. On any error, Ctrl-C too, it is removed.
+    """
+    beside = _beside(path)
     try:
         beside.mkdir()
         yield beside
         for file in beside.iterdir():
             sync_file(file)
         sync_folder(beside)
+    except BaseException:
+        _remove(beside)
+        raise
+
+
+def put_folder(beside: Path, path: Path) -> None:
+    """Put a folder in the place of another, which is removed, and wait until that is on disk.
+
+    A reader finds the old folder, none for an instant, or the new one with all that is in it. On
+    any error, Ctrl-C too, both stay where they were; but for an UnsyncedError, after which the new
+    one is in its place. What lies there and is no folder, such as a link or a pipe, is replaced as
+    well, and nothing behind it is.
+    """
+    old = _beside(path)
+    try:
         if os.path.lexists(path):  # a folder that holds files cannot be renamed over
             os.replace(path, old)
         os.replace(beside, path)
-        sync_folder(path.parent)
+        _sync_place(path)
     except BaseException:
         if os.path.lexists(old) and not os.path.lexists(path):
             os.replace(old, path)
         raise
     finally:
-        for left in (beside, old):
-            _remove(left)
+        if os.path.lexists(path):
+            _remove(old)
 
 
 def remove_folder(path: Path) -> None:
@@ -162,8 +187,13 @@ def remove_leftovers(path: Path) -> None:
     """Remove what killed processes have left of a file or folder; only under its `lock`."""
     if fcntl is None:  # without locks they may belong to a process that is alive
         return
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.tmp"):
+    for left in leftovers(path):
         _remove(left)
+
+
+def leftovers(path: Path) -> list[Path]:
+    """What killed processes have left of a file or folder, as long as nobody writes it now."""
+    return list(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.tmp"))
 
 
 def sync_file(path: Path) -> None:
@@ -230,6 +260,14 @@ def friendly_os_errors(folder: Path) -> Iterator[None]:
 def _beside(path: Path) -> Path:
     """A name in the same folder that nobody else has or can guess."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+
+
+def _sync_place(path: Path) -> None:
+    """Wait until what was renamed to a path is there on disk; a failure is an UnsyncedError."""
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise UnsyncedError(error.errno, error.strerror, str(path)) from error
 
 
 def _remove(path: Path) -> None:

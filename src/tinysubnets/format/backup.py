@@ -2,6 +2,10 @@
 
 It is a model folder itself, `backup/`, with a file that names the model it was replaced by. So it
 is of use only while that one is in place; whatever else is saved there removes it.
+
+It is written in full under another name before the model is replaced, and takes the place of the
+backup before it afterwards. So a process that is killed leaves the old model with its own backup,
+or the new one with a backup that names it, which `adopt` puts in its place.
 """
 
 from __future__ import annotations
@@ -13,10 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinysubnets.errors import ArtifactError
-from tinysubnets.files import lock, read, remove_folder, remove_leftovers, replaced_folder
+from tinysubnets.files import (
+    UnsyncedError,
+    folder_beside,
+    leftovers,
+    lock,
+    put_folder,
+    read,
+    remove_folder,
+    remove_leftovers,
+)
 from tinysubnets.format.container import (
+    BESIDE,
     FILE_NAME,
     ModelFile,
+    beside_is_old,
     model_path,
     nothing_changed,
     put_in_place,
@@ -25,7 +40,6 @@ from tinysubnets.format.container import (
 from tinysubnets.format.header import manifest_of
 
 FOLDER, SUCCESSOR = "backup", "replaced_by"
-BESIDE = ("config.json", "README.md")  # derived from the model, for people
 
 
 @dataclass(frozen=True)
@@ -50,23 +64,51 @@ def keeping(model: Path, successor: str) -> Iterator[None]:
     - `successor`: the hash that stands for the other one.
     """
     check_place(model)
-    is_replaced = False
+    folder = model.with_name(FOLDER)
+    remove_leftovers(folder)
+    with folder_beside(folder) as fresh:
+        for name in (FILE_NAME, *BESIDE):
+            source = model.with_name(name)
+            if source.is_file() and not source.is_symlink():
+                (fresh / name).write_bytes(source.read_bytes())
+        (fresh / SUCCESSOR).write_text(successor, encoding="ascii")
     try:
-        with replaced_folder(model.with_name(FOLDER)) as fresh:
-            for name in (FILE_NAME, *BESIDE):
-                source = model.with_name(name)
-                if source.is_file() and not source.is_symlink():
-                    (fresh / name).write_bytes(source.read_bytes())
-            (fresh / SUCCESSOR).write_text(successor, encoding="ascii")
-            yield
-            is_replaced = True
-    except OSError as error:
-        if not is_replaced:
-            raise
+        yield
+    finally:  # Ctrl-C may come when the new model is in place already
+        if _look(model)[0] == successor:
+            _put(fresh, model)
+        else:
+            remove_folder(fresh)
+
+
+def _put(fresh: Path, model: Path) -> None:
+    """Put a backup in its place, behind the model that it names; an error says what is where."""
+    folder = model.with_name(FOLDER)
+    try:
+        put_folder(fresh, folder)
+    except UnsyncedError as error:
         raise ArtifactError(
-            f"the new model is saved in {model}, but no backup of the old one could be kept: "
-            f"{error.strerror}. There is no way back to it."
+            f"the new model is saved in {model} and the old one in {folder}, for `tsn undo`, but "
+            f"it could not be made sure that a power cut leaves them there: {error.strerror}. "
+            f"{beside_is_old('save')}"
         ) from error
+    except OSError as error:
+        raise ArtifactError(
+            f"the new model is saved in {model} and the old one in {fresh}, where `tsn undo` finds "
+            f"it, but it could not be moved to {folder}: {error.strerror}. {beside_is_old('save')}"
+        ) from error
+
+
+def adopt(model: Path, identity: str) -> None:
+    """Put the backup in its place whose writer was killed before it could; under the lock.
+
+    - `identity`: the hash of the model that is there now. A backup that was written ahead of
+      another one, which never came, is left alone.
+    """
+    for left in leftovers(model.with_name(FOLDER)):
+        if _successor(left) == identity and os.path.lexists(left / FILE_NAME):
+            check_place(model)
+            put_folder(left, model.with_name(FOLDER))
 
 
 def check_place(model: Path) -> None:
@@ -80,10 +122,14 @@ def check_place(model: Path) -> None:
         )
 
 
-def forget(model: Path, identity: str = "") -> None:
+def forget(
+    model: Path, identity: str = "", *, done: str = "the new model is saved", rest: str = ""
+) -> None:
     """Remove the backup unless the model of that hash replaced it; under the lock.
 
     And what killed processes have left of backups, always.
+
+    - `done`, `rest`: what an error says was done, and was not done yet.
     """
     folder = model.with_name(FOLDER)
     remove_leftovers(folder)
@@ -92,6 +138,11 @@ def forget(model: Path, identity: str = "") -> None:
             for name in (FILE_NAME, *BESIDE):  # what says whose it is goes last
                 (folder / name).unlink(missing_ok=True)
         remove_folder(folder)
+        if folder.exists():
+            raise ArtifactError(
+                f"{done} in {model}, but {folder}, which is of no use any more, could not be "
+                f"removed. Remove it yourself. {rest}".rstrip()
+            )
 
 
 def undo(where: str | os.PathLike[str]) -> Undone:
@@ -106,7 +157,9 @@ def undo(where: str | os.PathLike[str]) -> Undone:
         raise ArtifactError(f"no model at {path}.")
     with nothing_changed(path), lock(path.with_name(".lock"), wait=True):
         now, names = _look(path)
-        successor = _successor(folder)
+        adopt(path, now)
+        # One without its model file was being removed when the process was killed.
+        successor = _successor(folder) if os.path.lexists(folder / FILE_NAME) else None
         earlier, before = ("", []) if successor is None else _look(folder / FILE_NAME)
         # The earlier one is there where the last attempt came no further.
         if now not in (successor, earlier):
@@ -116,9 +169,9 @@ def undo(where: str | os.PathLike[str]) -> Undone:
             )
         files = {n: read(folder / n) for n in (FILE_NAME, *BESIDE) if (folder / n).is_file()}
         done = "the model from before the last task is back"
-        put_in_place(path, files.pop(FILE_NAME), done=done)
+        put_in_place(path, files.pop(FILE_NAME), done=done, again="undo")
         write_beside(path, files, done=done, again="undo")
-        forget(path)
+        forget(path, done=done)
     gone = tuple(n for n in names if n not in before)
     return Undone(path, gone, tuple(n for n in before if n not in names))
 

@@ -26,6 +26,7 @@ from tinysubnets.files import UnsyncedError, atomic_write, reading
 from tinysubnets.format import limits
 
 FILE_NAME = "model.safetensors"
+BESIDE = ("config.json", "README.md")  # derived from the model, for people
 VERSION = 2
 KINDS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing")  # of a task
 COMMON = ("constants", "base")  # sections that belong to no single task
@@ -368,6 +369,7 @@ def put_in_place(
     data: bytes | Iterable[bytes],
     *,
     done: str = "the new model is",
+    again: str = "save",
     is_only_writer: bool = True,
 ) -> None:
     """Put a model file in its place, in a folder that is locked.
@@ -375,6 +377,7 @@ def put_in_place(
     After an OSError the old one is as it was; an ArtifactError says that the new one is there.
 
     - `done`: what is said then, before the path.
+    - `again`: what should be done again then, for what lies beside it; empty where nothing does.
     - `is_only_writer`: as for `atomic_write`.
     """
     try:
@@ -382,8 +385,13 @@ def put_in_place(
     except UnsyncedError as error:
         raise ArtifactError(
             f"{done} in {path}, but it could not be made sure that a power cut leaves it there: "
-            f"{error.strerror}."
+            f"{error.strerror}." + (f" {beside_is_old(again)}" if again else "")
         ) from error
+
+
+def beside_is_old(again: str) -> str:
+    """What is said where only the model is new: what was not replaced, and what to do again."""
+    return f"{' and '.join(BESIDE)} beside it are as they were: put that right and {again} again."
 
 
 @contextlib.contextmanager
@@ -407,18 +415,27 @@ def write_beside(
 ) -> None:
     """Write what is derived from a model that has just been put in place, by name, in its folder.
 
-    The folder is locked. An error says that the model itself is in place.
+    The folder is locked. An error says that the model itself is in place, and which were replaced.
 
     - `done`, `again`: what the error says was done, and should be done again.
     """
-    for name, data in files.items():
+    names, unsynced = list(files), None
+    for place, name in enumerate(names):
         try:
-            atomic_write(model.with_name(name), data, is_only_writer=True)
+            atomic_write(model.with_name(name), files[name], is_only_writer=True)
+        except UnsyncedError as error:  # it is there all the same
+            unsynced = error
         except OSError as error:
             raise ArtifactError(
-                f"{done} in {model}, but {name} beside it, which is for people alone, could not be "
-                f"replaced: {error.strerror}. Put that right and {again} again."
+                f"{done} in {model}, but {' and '.join(names[place:])} beside it, for people "
+                f"alone, could not be replaced: {error.strerror}. Put that right and {again} again."
             ) from error
+    if unsynced is not None:
+        raise ArtifactError(
+            f"{done} in {model} with {' and '.join(names)} beside it, but it could not be made "
+            f"sure that a power cut leaves them there: {unsynced.strerror}. Put that right and "
+            f"{again} again."
+        ) from unsynced
 
 
 def _open(path: Path) -> BinaryIO:

@@ -23,6 +23,7 @@ from tinysubnets.format.card import model_card
 from tinysubnets.format.container import (
     FILE_NAME,
     ModelFile,
+    beside_is_old,
     model_path,
     put_in_place,
     write_beside,
@@ -60,7 +61,9 @@ def save(
     path = target / FILE_NAME
     with lock(target / ".lock", wait=True):
         _check_conflict(path, store, identity, overwrite)
-        is_kept = with_backup and path.exists() and _identity_at(path) != identity
+        if (there := _identity_at(path)) is not None:
+            backup.adopt(path, there)
+        is_kept = with_backup and there not in (None, identity)
         unsynced: ArtifactError | None = None
         with backup.keeping(path, identity) if is_kept else nullcontext():
             try:
@@ -68,7 +71,7 @@ def save(
             except ArtifactError as error:  # it is there all the same
                 unsynced = error
             _note(store, identity)
-        backup.forget(path, identity)
+        backup.forget(path, identity, rest=beside_is_old("save"))
         if unsynced is not None:
             raise unsynced
         with ModelFile(path) as file:

@@ -31,12 +31,13 @@ from tinysubnets.errors import (
     MismatchError,
 )
 from tinysubnets.files import lock, read, without_empty
-from tinysubnets.format import limits
+from tinysubnets.format import backup, limits
 from tinysubnets.format.card import model_card
 from tinysubnets.format.container import (
     FILE_NAME,
     ModelFile,
     assemble,
+    beside_is_old,
     canonical,
     nothing_changed,
     parse,
@@ -228,7 +229,7 @@ def write_patch(old: Path, new: Path, out: Path) -> int:
     """Write the patch from one model file to another, atomically; gives its size in bytes."""
     patch = make_patch(_read(old), _read(new))
     with nothing_changed(out):
-        put_in_place(out, patch, done="the patch is", is_only_writer=False)
+        put_in_place(out, patch, done="the patch is", again="", is_only_writer=False)
     return len(patch)
 
 
@@ -260,7 +261,10 @@ def patch_file(
             data = _read(old)
             with _named(old, patch):
                 new = apply_patch(data, changes)
-            put_in_place(place, new)
+            is_in_folder, again = place.name == FILE_NAME, "apply the patch"
+            put_in_place(place, new, again=again if is_in_folder else "")
+            if is_in_folder:
+                backup.forget(place, rest=beside_is_old(again))
             _describe(place, net)
     return True
 
