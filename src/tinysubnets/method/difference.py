@@ -143,7 +143,11 @@ class Difference:
         if self.is_over_base:
             own = self._own_params(has_norms)
         pruning = MagnitudePruning(
-            rung.density, settings.density_exponent, settings.width_in_training, settings.codebooks
+            rung.density,
+            settings.density_exponent,
+            settings.width_in_training,
+            settings.codebooks,
+            first=rung.first,
         )
         start = self.start if before is None else _gone_on(self.start, before)
         data = None

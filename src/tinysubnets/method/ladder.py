@@ -1,11 +1,14 @@
 """A ladder: a task pays only for what gains.
 
 It first tries what is nearly free and goes on to what costs more: its head on the weights that are
-there, then on what an earlier task has made of them, then its own scales and shifts, then
-differences of rising density. A rung is climbed where validation accuracy gains what its bytes are
-priced at, and more than chance would: few samples to validate with cannot tell a small gain from
-luck. Every rung is trained by the same loop, beginning with what the last one that was climbed
-has learned.
+there, then on what an earlier task has made of them, then its own scales and shifts. A rung is
+climbed where validation accuracy gains what its bytes are priced at, and more than chance would:
+few samples to validate with cannot tell a small gain from luck.
+
+Differences come last, the densest first: where that one gains nothing, none will. Each sparser one
+goes on from it, pruned further, and takes its place where that saves more than it loses at the same
+price. Sparse differences that are trained by themselves gain less, since a few weights learn little
+in the steps that are left once they are chosen.
 """
 
 from __future__ import annotations
@@ -65,6 +68,21 @@ def gain_by_chance(accuracy: float, samples: int) -> float:
     return 100 * math.sqrt(wrong) / samples
 
 
+def in_order_of_training(rungs: tuple[Rung, ...]) -> tuple[Rung, ...]:
+    """Rungs without a difference, then differences from the densest on, each pruned from the last.
+
+    >>> rungs = Rung("head"), Rung("2%", 0.02), Rung("5%", 0.05)
+    >>> [(r.name, r.first) for r in in_order_of_training(rungs)]
+    [('head', 1.0), ('5%', 1.0), ('2%', 0.05)]
+    """
+    out = [r for r in rungs if r.density == 0]
+    first = 1.0
+    for rung in reversed([r for r in rungs if r.density > 0]):
+        out.append(replace(rung, first=first))
+        first = rung.density
+    return tuple(out)
+
+
 @dataclass(frozen=True)
 class Climbed:
     """The rung that a task stands on: its trained module, and what the store would keep of it."""
@@ -86,11 +104,11 @@ class Climbed:
 class LadderTrainer:
     """One task climbing a ladder: epochs of one rung after the other, then `finish()`.
 
-    The first rung is always climbed. Scales and shifts that do not pay are left out; a difference
-    that does not pay ends the climb, since denser ones gain less for a byte. Where it would pay but
-    its gain may be chance, the next rung goes on from it and is held to the last one climbed.
+    The first rung is always climbed. What does not pay is left out. The climb ends behind a
+    difference that no sparser one can better: it gains no more than chance would, so little that a
+    sparser one could not pay, or less than a denser one that is kept.
 
-    - `rungs`: from the cheapest to the dearest.
+    - `rungs`: from the cheapest to the dearest; differences are trained from the dearest on.
     - `make`: sets up the training of a rung, with own norms or without, over an earlier task or
       not, from an earlier module; None where there is nothing to train.
     - `price`: points of validation accuracy that a kilobyte must gain.
@@ -105,7 +123,8 @@ class LadderTrainer:
         price: float,
         reports: dict[str, SubnetReport],
     ) -> None:
-        self.core, self.task, self.rungs, self.make = core, task, rungs, make
+        self.rungs = in_order_of_training(rungs)
+        self.core, self.task, self.make = core, task, make
         self.price, self.reports = price, reports
         self.results: list[RungReport] = []
         self.climbed: Climbed | None = None
@@ -206,12 +225,10 @@ class LadderTrainer:
         if result.taken and subnet is not None:
             kind = self._kind(rung)
             self.climbed = Climbed(place, *kind, trainer, subnet, result.file_bytes)
-            self._last = self.climbed.module
-        pays = subnet is not None and self._pays(result)
-        ends = not result.taken and rung.density > 0 and not pays
-        if pays and rung.density > 0:
+        if result.taken or rung.density > 0:
             assert isinstance(trainer.module, MagnitudeModule)
             self._last = trainer.module
+        ends = rung.density > 0 and (subnet is None or self._is_last(place, result))
         self._begin(len(self.rungs) if ends else place + 1)
         if self.climbed is not None:
             kept = self._explained(self.climbed.trainer, self.climbed.subnet)
@@ -242,27 +259,46 @@ class LadderTrainer:
         if before is not None:
             gain = 100 * (accuracy - before.subnet.valid_accuracy)
             extra = size - before.file_bytes
-        by_chance = 0.0
-        if before is not None:
-            by_chance = gain_by_chance(before.subnet.valid_accuracy, len(self.task.valid))
         result = RungReport(
             name=rung.name,
             valid_accuracy=accuracy,
             file_bytes=size,
             gain=gain,
             extra_bytes=extra,
-            taken=before is None,
+            taken=False,
             epochs=progress.epoch,
             best_epoch=progress.best_epoch,
             seconds=progress.seconds,
         )
-        if subnet is not None and self._pays(result) and gain >= by_chance:
-            result = replace(result, taken=True)
-        return result
+        pays = subnet is not None and gain >= self.price * extra / 1000
+        return replace(result, taken=before is None or (pays and self._is_gain(result)))
 
-    def _pays(self, result: RungReport) -> bool:
-        """Whether a rung gains what its bytes are priced at, by chance or not."""
-        return result.gain > 0 and result.gain >= self.price * result.extra_bytes / 1000
+    def _ground(self) -> RungReport | None:
+        """The rung that differences are added to; None where the first rung is one."""
+        free = {r.name for r in self.rungs if r.density == 0}
+        return next((r for r in reversed(self.results) if r.taken and r.name in free), None)
+
+    def _is_gain(self, result: RungReport) -> bool:
+        """Whether a rung is better than what it is added to, by more than chance would have it."""
+        ground = self._ground()
+        if ground is None:
+            return True
+        gain = 100 * (result.valid_accuracy - ground.valid_accuracy)
+        return gain > 0 and gain >= gain_by_chance(ground.valid_accuracy, len(self.task.valid))
+
+    def _is_last(self, place: int, result: RungReport) -> bool:
+        """Whether no sparser difference than the one just trained is worth a try."""
+        ground, sparser = self._ground(), self.rungs[place + 1 :]
+        if not sparser:
+            return True
+        assert self.climbed is not None
+        if ground is None or (not result.taken and self.rungs[self.climbed.place].density > 0):
+            return not result.taken
+        # A sparser one gains no more, and takes at least its share of the bytes.
+        gain = 100 * (result.valid_accuracy - ground.valid_accuracy)
+        share = min(r.density for r in sparser) / self.rungs[place].density
+        least = self.price * share * (result.file_bytes - ground.file_bytes) / 1000
+        return not self._is_gain(result) or gain < least
 
     def state(self) -> State:
         """Everything needed to go on with this trainer later, taken between two epochs."""

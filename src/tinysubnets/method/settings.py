@@ -21,12 +21,14 @@ class Rung:
     - `density`: of the difference; 0 where there is none.
     - `has_norms`: whether the task gets scales, shifts and biases of its own.
     - `reuses`: whether it starts from what an earlier task has added to the base.
+    - `first`: the density that pruning begins with, that of a denser rung before it.
     """
 
     name: str
     density: float = 0.0
     has_norms: bool = False
     reuses: bool = False
+    first: float = 1.0
 
 
 def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:

@@ -33,12 +33,14 @@ class MagnitudePruning:
     - `bits`: the width of a code, from 1 on: two centroids, as a rule one of either sign; 32 means
       no quantization.
     - `scope`: a codebook per "layer" or one for the whole "task".
+    - `first`: the share that the mask holds in the beginning.
     """
 
     density: float
     density_exponent: float = 0.0
     bits: int = 1
     scope: Literal["layer", "task"] = "layer"
+    first: float = 1.0
 
 
 class StraightThrough(torch.autograd.Function):
@@ -57,8 +59,8 @@ class MagnitudeModule(TaskModule):
     """One task in training over a reference: what the optimizer and the compiler see.
 
     The mask is that of the largest own values, in units of their tensor's deviation, over the whole
-    network, so that each tensor finds its own density. The share kept falls from 1 to `density` by
-    a cubic within the first `PRUNED_BY` of all steps. Values outside the mask get gradients too,
+    network, so that each tensor finds its own density. The share kept falls to `density` by a cubic
+    within the first `PRUNED_BY` of all steps. Values outside the mask get gradients too,
     and may return.
 
     - `start`: its `free` values are where own values start from, 0 for a difference; no scores.
@@ -153,7 +155,8 @@ class MagnitudeModule(TaskModule):
         self.share_done = share
         final = self.pruning.density
         if final > 0:
-            self._limit_(final + (1 - final) * max(0.0, 1 - share / PRUNED_BY) ** 3)
+            first = max(final, self.pruning.first)
+            self._limit_(final + (first - final) * max(0.0, 1 - share / PRUNED_BY) ** 3)
         if self.pruning.bits < 32 and self.settled and final > 0:
             super().update_codebooks_()
             self.is_quantized.fill_(True)
