@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 CALIBRATION_SAMPLES = 500  # by which norms of the reference are fitted to a new task's inputs
 FINE_TUNING = 0.1  # of the learning rate, for differences to a base
+# A first difference to a base is trained longer than other rungs: which weights it moves is found
+# in the first part of its steps. In as many epochs as scales and shifts take it gained nothing.
+FIRST_EPOCHS = 2
 WHOLE = "whole"  # the one rung of a task that climbs no ladder
 
 
@@ -226,6 +229,8 @@ class Difference:
         lr = self._difference_lr()
         if lr is not None and rung.density > 0 and rung.name != WHOLE:
             training = replace(training, lr=lr, min_lr=min(lr, training.min_lr))
+        if self.is_over_base and rung.density > 0 and rung.first == 1.0 and rung.name != WHOLE:
+            training = replace(training, epochs=FIRST_EPOCHS * training.epochs)
         if settings.difference_decay is not None and self.reference is not None:
             training = replace(training, weight_decay=settings.difference_decay)
         if is_fast and training.engine == "compiled":  # a compiler would take the whole network
