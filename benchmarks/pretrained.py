@@ -7,8 +7,8 @@
 
 `near` is split CIFAR-100, `far` are digits, clothes and letters as color images; both are enlarged
 to `--size` pixels. A method's learning rate is chosen among `--lrs` by validation accuracy, on the
-first task of a stream and for the first seed, and kept for the others; of the others nothing is
-chosen, and test data are measured once. Bytes are those that a task adds, heads included: of ours
+first task of a stream and for the first seed, and kept for the others, or on every task where it is
+told to (`--each-task`); test data are measured once. Bytes are those that a task adds, heads included: of ours
 what the file grows by, of others 16-bit values, or what a line says. Ours learns the tasks of a
 stream one after the other in one model, the others have one network per task. The task of an input
 is known, so that ours keeps nothing to recognize it by.
@@ -577,7 +577,7 @@ def rates(method: str, task: Task, options: Any) -> list[float]:
     """The learning rates to try: the one that was best on the stream's first task, or all."""
     stream = task.name.partition("-")[0]
     known = [r for r in options.done if r.stream == stream and r.method == method]
-    return [known[0].lr] if known else options.lrs
+    return [known[0].lr] if known and not options.each_task else options.lrs
 
 
 def done_with(method: str, task: Task, seed: int, options: Any) -> bool:
@@ -656,6 +656,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="+", default=[*OURS, *USUAL])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lrs", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
+    parser.add_argument("--each-task", action="store_true", help="choose the rate on every task")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--micro-batch", type=int, help="samples at once, of ours")

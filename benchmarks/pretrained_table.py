@@ -80,7 +80,7 @@ def _line(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
         f"{size / 1000:.1f}",
         f"{100 * size / rows[0]['backbone_bytes']:.2f}",
         f"{seconds:.0f}",
-        f"{rows[0]['lr']:g}",
+        ", ".join(f"{lr:g}" for lr in sorted({r["lr"] for r in rows})),
     )
 
 
