@@ -8,10 +8,10 @@
 `near` is split CIFAR-100, `far` are digits, clothes and letters as color images; both are enlarged
 to `--size` pixels. A method's learning rate is chosen among `--lrs` by validation accuracy, on the
 first task of a stream and for the first seed, and kept for the others, or on every task where it is
-told to (`--each-task`); test data are measured once. Bytes are those that a task adds, heads included: of ours
-what the file grows by, of others 16-bit values, or what a line says. Ours learns the tasks of a
-stream one after the other in one model, the others have one network per task. The task of an input
-is known, so that ours keeps nothing to recognize it by.
+told to (`--each-task`); test data are measured once. Bytes are those that a task adds, heads
+included: of ours what the file grows by, of others 16-bit values, or what a line says. Ours learns
+the tasks of a stream one after the other in one model, the others have one network per task. The
+task of an input is known, so that ours keeps nothing to recognize it by.
 
 Every row is written as soon as it is there. A `run` that ended, or reached `--seconds`, goes on
 where it was: seeds come one after the other, so that all that is left out is a seed. Rows in
