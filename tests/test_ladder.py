@@ -231,6 +231,40 @@ def test_without_a_base_a_task_climbs_over_an_earlier_one() -> None:
         assert torch.equal(one.store.weights("t0"), one.store.weights("t1"))
 
 
+@pytest.mark.parametrize("rungs", [("head",), ("head", "10%"), ("10%",)])
+def test_over_an_earlier_task_head_and_norms_are_the_first_rung(rungs: tuple[str, ...]) -> None:
+    chosen = {"selection": "magnitude", "reference": "previous", "bits": 2, "first_density": 0.5}
+    chosen |= {"price": 1e-6, "rungs": rungs, "post_pruning": False}
+    one = TinySubNets(Architecture(norm_net()), training=TRAINING, device="cpu", **chosen)
+    one.learn(points(0))
+    report = one.learn(points(1))
+    assert [r.name for r in report.rungs] == ["norms", *rungs[-1:]][: 1 + ("10%" in rungs)]
+
+
+def test_a_climb_that_ends_between_two_rungs_trains_nothing_more() -> None:
+    one = learner(**LADDER | {"difference_lr": 0.05})
+    trainer = climb(one, far(1))
+    while not trainer.results:
+        trainer.epoch()
+    assert [r.name for r in trainer.finish().rungs] == ["head"]
+
+
+def test_a_state_of_rungs_in_another_order_is_refused() -> None:
+    trainer = climb(learner(**LADDER), far(1))
+    tensors, numbers = trainer.state()
+    old = {k: v for k, v in numbers.items() if k != "rung"} | {"place": 0}
+    with pytest.raises(TaskError, match="another order"):
+        climb(learner(**LADDER), far(1)).restore_(tensors, old)
+
+
+def test_a_sparser_difference_need_not_beat_chance_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rungs = rungs_at(200.0)
+    gain = 100 * (rungs["10%"].valid_accuracy - rungs["head"].valid_accuracy)
+    # As much as the denser one has gained, and more than the sparser one.
+    monkeypatch.setattr(ladder, "gain_by_chance", lambda *_: gain)
+    assert rungs_at(200.0)["2%"].taken
+
+
 @pytest.mark.parametrize("price", [0.5, 1.0])
 def test_a_price_needs_something_to_start_from(price: float) -> None:
     with pytest.raises(SettingError, match="base='frozen'"):

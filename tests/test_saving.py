@@ -488,6 +488,24 @@ def test_a_backup_written_ahead_counts_once_its_model_has_come(
     assert there(tmp_path) == (third if has_come else second) and not list(tmp_path.glob(".*"))
 
 
+def test_a_backup_of_an_earlier_time_is_never_gone_back_to(tmp_path: Path) -> None:
+    """A killed process has left the backup before the last: it names what undo puts back."""
+    store = models.store(tasks=1)
+    store.save(tmp_path, with_backup=True)
+    models.add_task(store, 1)
+    store.save(tmp_path, with_backup=True)
+    second = there(tmp_path)
+    shutil.copytree(tmp_path / "backup", tmp_path / "before")
+    models.add_task(store, 2)
+    store.save(tmp_path, with_backup=True)
+    (tmp_path / "before").rename(tmp_path / f".backup.{'0' * 16}.tmp")
+    undo(tmp_path)
+    assert there(tmp_path) == second
+    with pytest.raises(ArtifactError):
+        undo(tmp_path)
+    assert there(tmp_path) == second
+
+
 def test_a_backup_that_was_being_removed_is_none(tmp_path: Path) -> None:
     learned_twice(tmp_path)
     (tmp_path / "backup" / FILE_NAME).unlink()

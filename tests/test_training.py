@@ -449,6 +449,24 @@ def test_images_come_channels_last_where_the_network_takes_them(views: bool, las
         assert changed.is_contiguous(memory_format=torch.channels_last) == last
 
 
+class ViewsInTraining(nn.Module):
+    """A network whose training alone views activations, which channels last do not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(144, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out = self.convolution(inputs)
+        return self.fc(out.view(len(out), -1) if self.training else out.flatten(1))
+
+
+def test_a_network_that_views_in_training_alone_is_trained() -> None:
+    one = learner(ViewsInTraining())
+    one.learn(task("a", shape=(3, 8, 8)))
+    assert one.tasks == ("a",)
+
+
 def losses(*pairs: tuple[float, float]) -> Any:
     """Validation results in order: accuracy and loss of each epoch."""
     found = iter([EvalResult(accuracy, loss) for accuracy, loss in pairs])

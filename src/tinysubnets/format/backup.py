@@ -103,12 +103,13 @@ def adopt(model: Path, identity: str) -> None:
     """Put the backup in its place whose writer was killed before it could; under the lock.
 
     - `identity`: the hash of the model that is there now. A backup that was written ahead of
-      another one, which never came, is left alone.
+      another one, which never came, is removed.
     """
     for left in leftovers(model.with_name(FOLDER)):
         if _successor(left) == identity and os.path.lexists(left / FILE_NAME):
             check_place(model)
             put_folder(left, model.with_name(FOLDER))
+    remove_leftovers(model.with_name(FOLDER))  # of models that are not there: of no use any more
 
 
 def check_place(model: Path) -> None:
@@ -143,6 +144,11 @@ def forget(
                 f"{done} in {model}, but {folder}, which is of no use any more, could not be "
                 f"removed. Remove it yourself. {rest}".rstrip()
             )
+
+
+def forget_stale(model: Path) -> None:
+    """Remove a backup that the model which is there now has not replaced; under the lock."""
+    forget(model, _look(model)[0])
 
 
 def undo(where: str | os.PathLike[str]) -> Undone:

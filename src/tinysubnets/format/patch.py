@@ -254,6 +254,8 @@ def patch_file(
             with _named(old, patch):
                 is_there = there is not None and names_result(changes, there)
             if is_there:
+                if place.name == FILE_NAME:
+                    backup.forget_stale(place)
                 _describe(place, net)  # which the last attempt may not have come to
                 return False
             if out is not None and there is not None:

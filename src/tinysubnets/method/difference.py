@@ -72,7 +72,7 @@ def begin_difference(
         return difference.trainer(Rung(WHOLE, density), has_norms=True)
     rungs = parse_rungs(settings.rungs)
     if difference.reference != BASE:  # a head of its own, and norms, such a task has anyhow
-        rungs = tuple(r for r in rungs if r.name != "head" and not r.reuses)
+        rungs = (Rung("norms", has_norms=True), *(r for r in rungs if r.density > 0))
     elif isolated:  # nothing of another task may enter it
         rungs = tuple(r for r in rungs if not r.reuses)
     return LadderTrainer(learner.core, task, rungs, Rungs(difference), price, learner.reports)
@@ -91,7 +91,8 @@ class Rungs:
 
         - `has_norms`: whether the task has vectors of its own below the head.
         - `reuses`: whether it is over an earlier task's difference to the base.
-        - `before`: the trained module of the last rung that was climbed, to go on from.
+        - `before`: the trained module to go on from: of the last rung that was climbed, or of the
+          denser difference before this one.
         """
         difference = self.reused if reuses else self.difference
         if difference is None:
@@ -139,7 +140,8 @@ class Difference:
         """The training of a rung, or of the whole.
 
         - `has_norms`: over a base, whether the task has vectors of its own below the head.
-        - `before`: the trained module of the last rung that was climbed, to go on from.
+        - `before`: the trained module to go on from: of the last rung that was climbed, or of the
+          denser difference before this one.
         """
         learner, settings, core = self.learner, self.learner.settings, self.learner.core
         architecture, own = learner.architecture, None
@@ -229,7 +231,7 @@ class Difference:
         lr = self._difference_lr()
         if lr is not None and rung.density > 0 and rung.name != WHOLE:
             training = replace(training, lr=lr, min_lr=min(lr, training.min_lr))
-        if self.is_over_base and rung.density > 0 and rung.first == 1.0 and rung.name != WHOLE:
+        if self.is_over_base and rung.is_first_difference:
             training = replace(training, epochs=FIRST_EPOCHS * training.epochs)
         if settings.difference_decay is not None and self.reference is not None:
             training = replace(training, weight_decay=settings.difference_decay)

@@ -76,10 +76,11 @@ def in_order_of_training(rungs: tuple[Rung, ...]) -> tuple[Rung, ...]:
     [('head', 1.0), ('5%', 1.0), ('2%', 0.05)]
     """
     out = [r for r in rungs if r.density == 0]
-    first = 1.0
+    denser: Rung | None = None
     for rung in reversed([r for r in rungs if r.density > 0]):
-        out.append(replace(rung, first=first))
-        first = rung.density
+        first = 1.0 if denser is None else denser.density
+        out.append(replace(rung, first=first, is_first_difference=denser is None))
+        denser = rung
     return tuple(out)
 
 
@@ -180,7 +181,8 @@ class LadderTrainer:
         """Keep the rung that the task stands on: it is learned."""
         with self.core.turn.taken(self, is_last=True):
             if self._current is not None:
-                self._settle()
+                if self._current.epochs_done or self.climbed is None:
+                    self._settle()
                 self._place = self._current = None
             assert self.climbed is not None
             self.core.check_entries(self._entries, self.task)
@@ -279,11 +281,16 @@ class LadderTrainer:
         return next((r for r in reversed(self.results) if r.taken and r.name in free), None)
 
     def _is_gain(self, result: RungReport) -> bool:
-        """Whether a rung is better than what it is added to, by more than chance would have it."""
-        ground = self._ground()
+        """Whether a rung is better than what it is added to, by more than chance would have it.
+
+        That a difference is worth it, the denser one in whose place it comes has shown.
+        """
+        ground, climbed = self._ground(), self.climbed
         if ground is None:
             return True
         gain = 100 * (result.valid_accuracy - ground.valid_accuracy)
+        if climbed is not None and self.rungs[climbed.place].density > 0:
+            return gain > 0
         return gain > 0 and gain >= gain_by_chance(ground.valid_accuracy, len(self.task.valid))
 
     def _is_last(self, place: int, result: RungReport) -> bool:
@@ -304,7 +311,7 @@ class LadderTrainer:
         """Everything needed to go on with this trainer later, taken between two epochs."""
         numbers: dict[str, Any] = {
             "results": [asdict(r) for r in self.results],
-            "place": self._place,
+            "rung": None if self.rung is None else self.rung.name,
             "climbed": None,
             "training": None,
         }
@@ -313,7 +320,7 @@ class LadderTrainer:
             own, numbers["training"] = self._current.training.state()
             tensors |= {f"rung.{n}": t for n, t in own.items()}
         if self.climbed is not None:
-            numbers["climbed"] = self.climbed.place
+            numbers["climbed"] = self.rungs[self.climbed.place].name
             numbers["has_norms"] = self.climbed.has_norms
             numbers["reuses"] = self.climbed.reuses
             state = self.climbed.module.state_dict()
@@ -322,6 +329,11 @@ class LadderTrainer:
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of a trainer of the same task and the same store."""
+        if "rung" not in numbers:  # rungs were counted, and came in another order
+            raise TaskError(
+                f"the climb of {self.task.name!r} was begun by an earlier version, whose rungs "
+                "came in another order; begin the run anew."
+            )
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
@@ -331,14 +343,18 @@ class LadderTrainer:
         if numbers["climbed"] is not None:
             self.climbed = self._climbed_again(part("climbed."), numbers)
             self._last = self.climbed.module
-        if numbers["place"] is not None:
-            self._begin(numbers["place"])
+        if numbers["rung"] is not None:
+            self._begin(self._place_of(numbers["rung"]))
             assert self._current is not None
             self._current.training.restore_(part("rung."), numbers["training"])
 
+    def _place_of(self, name: str) -> int:
+        """Where a rung of a state stands."""
+        return [r.name for r in self.rungs].index(name)
+
     def _climbed_again(self, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Climbed:
         """The rung that a task stood on, compressed anew from its trained module."""
-        place = int(numbers["climbed"])
+        place = self._place_of(numbers["climbed"])
         has_norms, reuses = bool(numbers["has_norms"]), bool(numbers["reuses"])
         trainer = self.make(self.rungs[place], has_norms, reuses, None)
         assert trainer is not None

@@ -22,6 +22,7 @@ class Rung:
     - `has_norms`: whether the task gets scales, shifts and biases of its own.
     - `reuses`: whether it starts from what an earlier task has added to the base.
     - `first`: the density that pruning begins with, that of a denser rung before it.
+    - `is_first_difference`: whether it is the densest of a ladder.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Rung:
     has_norms: bool = False
     reuses: bool = False
     first: float = 1.0
+    is_first_difference: bool = False
 
 
 def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:

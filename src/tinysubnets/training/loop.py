@@ -113,9 +113,17 @@ class Training:
         self.rank_noise: distributed.RankNoise | None = None
         if distributed.is_active():
             self._train_in_parallel_()
-        tensors, architecture = module.eval_tensors(), module.architecture
         for loader in (self.train, self.valid):
-            loader.prefer_channels_last_(lambda inputs: architecture(tensors, inputs))
+            loader.prefer_channels_last_(self._try)
+
+    def _try(self, inputs: Tensor) -> Tensor:
+        """Send inputs through the network as it is evaluated and trained; nothing is changed."""
+        module, tensors = self.unwrapped, self.unwrapped.eval_tensors()
+        architecture = module.architecture
+        own = {n: tensors[n].clone() for n in architecture.running_stats}  # written by training
+        with seeds.global_generators_kept([self.device] if self.device.type == "cuda" else []):
+            architecture({**tensors, **own}, inputs, module.mode)
+        return architecture(tensors, inputs)
 
     def _train_in_parallel_(self) -> None:
         """Take part in a training of several processes."""

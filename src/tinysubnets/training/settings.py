@@ -14,7 +14,8 @@ from tinysubnets.tasks.augment import Augmentation
 class TrainingSettings:
     """How every task is trained.
 
-    - `epochs`: at most so many per task.
+    - `epochs`: at most so many per task, or per rung of a ladder (twice as many for its first
+      difference to a base).
     - `kept_epoch`: the epoch that is kept: of the best validation "accuracy", of equal ones that of
       the lowest loss; of the lowest validation "loss"; or the "last". "auto" keeps the last one
       where fewer than 60 validation samples could not tell which is best, else by accuracy.

@@ -123,8 +123,8 @@ class StagedEvaluation:
     - `precision`: that of `arithmetic`.
     - `remembered_bytes`: how much of earlier passes is kept.
 
-    It computes what `recalibrate_batchnorm` and `count_correct` do; only images have their channels
-    last in memory, so that sums round differently in the last bits.
+    It computes what `recalibrate_batchnorm` and `count_correct` do. Images always have their
+    channels last in memory, so that sums may round differently in the last bits.
     """
 
     def __init__(
