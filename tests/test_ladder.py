@@ -113,6 +113,7 @@ def test_differences_come_from_the_densest_down() -> None:
     rungs = rungs_at(200.0)
     assert list(rungs) == ["head", "norms", "10%", "2%"]
     two = rungs["2%"]
+    assert rungs["10%"].epochs == 2 * two.epochs == 2 * rungs["norms"].epochs
     assert rungs["10%"].taken and two.taken  # it loses less than its bytes are worth
     assert 200.0 * two.extra_bytes / 1000 <= two.gain < 0
 

@@ -28,7 +28,7 @@ from tinysubnets.experiments.run_process import LocalRun
 from tinysubnets.experiments.search import Search, SearchPlan
 from tinysubnets.experiments.search_space import Choices
 from tinysubnets.files import appending, atomic_write, sync_file, truncate
-from tinysubnets.format import FILE_NAME, ModelFile, encode, undo
+from tinysubnets.format import FILE_NAME, ModelFile, backup, encode, undo
 from tinysubnets.format import onnx as export
 from tinysubnets.format.patch import make_patch, patch_file, write_patch
 from tinysubnets.model.store import SubnetStore
@@ -488,8 +488,13 @@ def test_a_backup_written_ahead_counts_once_its_model_has_come(
     assert there(tmp_path) == (third if has_come else second) and not list(tmp_path.glob(".*"))
 
 
-def test_a_backup_of_an_earlier_time_is_never_gone_back_to(tmp_path: Path) -> None:
-    """A killed process has left the backup before the last: it names what undo puts back."""
+def test_a_backup_of_an_earlier_time_is_never_gone_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process has left the backup before the last: it names what undo puts back.
+
+    Undo then fails behind the model, and is done again.
+    """
     store = models.store(tasks=1)
     store.save(tmp_path, with_backup=True)
     models.add_task(store, 1)
@@ -499,10 +504,15 @@ def test_a_backup_of_an_earlier_time_is_never_gone_back_to(tmp_path: Path) -> No
     models.add_task(store, 2)
     store.save(tmp_path, with_backup=True)
     (tmp_path / "before").rename(tmp_path / f".backup.{'0' * 16}.tmp")
-    undo(tmp_path)
-    assert there(tmp_path) == second
-    with pytest.raises(ArtifactError):
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ArtifactError("the disk is full")
+
+    with monkeypatch.context() as patched, pytest.raises(ArtifactError, match="full"):
+        patched.setattr(backup, "write_beside", fail)
         undo(tmp_path)
+    assert there(tmp_path) == second
+    undo(tmp_path)
     assert there(tmp_path) == second
 
 
