@@ -411,7 +411,9 @@ def test_jobs_of_the_paper_s_widths_of_codes() -> None:
 
 
 @pytest.mark.slow
-def test_every_job_is_a_run_that_can_be_begun() -> None:
+def test_every_job_is_a_run_that_can_be_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = lambda data: {label: row.values[0] for label, row in jobs.rows_of(data).items()}  # noqa: E731
+    monkeypatch.setattr(jobs, "chosen", first)
     keys = set()
     for name, made in jobs.LISTS.items():
         for job in made():
@@ -460,19 +462,41 @@ def test_jobs_are_run_once_and_their_results_kept(
 
 
 def test_the_dial_with_the_best_validation_accuracy_is_chosen(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(run, "CHOSEN", tmp_path / "chosen.json")
-    monkeypatch.setattr(jobs, "CHOSEN", tmp_path / "chosen.json")
+    monkeypatch.setattr(jobs, "RESULTS", tmp_path)
     result = read_run(finished).result
     for number, value in enumerate((0.5, 0.9, 0.7)):
         metrics = result["metrics"] | {"average_accuracy": value}
         changed = result | {"metrics": metrics, "measured_on": ["valid"]}
         published.publish(changed, tmp_path / f"choose-mnist/wsn-{number}.json")
+    best = jobs.rows_of("mnist")["wsn"].values[1]
+    assert jobs.chosen("mnist") == {"wsn": best}
     run.choose("mnist", tmp_path)
-    assert jobs.chosen("mnist") == {"wsn": jobs.rows_of("mnist")["wsn"].values[1]}
-    main = [j for j in jobs.LISTS["main-mnist"]() if j.name == "wsn-s0"]
-    assert jobs.rows_of("mnist")["wsn"].values[1] in main[0].settings
+    assert f"wsn: {best}: 90.00 % on validation data, chosen" in capsys.readouterr().out
+    # No row of the table is run by its recipe's settings because nothing was chosen.
+    monkeypatch.setattr(sys, "argv", ["run.py", "run", "main-mnist", "--dry-run"])
+    with pytest.raises(SystemExit, match="no value of naive is chosen"):
+        run.main()
+    tried = {label: row.values[0] for label, row in jobs.rows_of("mnist").items()}
+    monkeypatch.setattr(jobs, "chosen", lambda data: tried | {"wsn": best})
+    run.main()
+    line = next(t for t in capsys.readouterr().out.splitlines() if "main-mnist/wsn-s0 " in t)
+    assert best in line.split()
     published.publish(result, tmp_path / "choose-mnist" / "si-0.json")
     with pytest.raises(SystemExit, match="measured on test data"):
         run.choose("mnist", tmp_path)
+
+
+def test_runs_of_other_settings_are_no_seeds_of_one_row(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+    other = result["settings"] | {"training": result["settings"]["training"] | {"lr": 0.5}}
+    for seed, settings in ((0, result["settings"]), (1, other)):
+        changed = result | {"seed": seed, "settings": settings}
+        published.publish(changed, tmp_path / "main-x" / f"ours-s{seed}.json")
+    (runs,) = published.read_tables(tmp_path).values()
+    with pytest.raises(RunError, match=r"ours-s0 and ours-s1 share a label and differ in training"):
+        published.by_label(runs)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-CHOSEN = Path(__file__).parent / "chosen.json"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 TEST_SEEDS = (0, 1, 2, 3, 4)
 DEVELOPMENT_SEED = 100
 
@@ -105,6 +105,70 @@ def equal_kilobytes() -> Iterator[Job]:
         label = f"separate-w{width}-d{density:g}-b{bits}"
         yield from _seeds(table, label, _MLP, "separate", TEST_SEEDS, own, 180)
     yield from _seeds(table, "tsn-wr-paper-network", _MLP_OF_PAPER, "tsn-wr", TEST_SEEDS, (), 400)
+
+
+# The recipes of two more scenarios, with the same training: small residual networks of signs.
+_FIVE = ("mnist", "emnist-letters", "fashion-mnist", "cifar10", "notmnist-small")
+_FIVE_SET = (
+    "scenario=five-datasets",
+    f"data.datasets={json.dumps(_FIVE)}",
+    "training.batch_size=256",
+    "training.augmentation.flip=false",  # letters have a left and a right
+    "training.augmentation.shift=2",
+    "routing.dims=64",  # where files are large, more dimensions are nearly free
+)
+_TINY_SET = (
+    "scenario=tiny-imagenet",
+    "data.dataset=tiny-imagenet",
+    "network.stride=2",
+)
+
+
+def _candidates(
+    table: str, common: tuple[str, ...], ours: Mapping[str, tuple[str, ...]],
+    rivals: tuple[tuple[int, float], ...], seconds: int,
+) -> Iterator[Job]:  # fmt: skip
+    """Settings to choose among on validation data, with the development seed."""
+    common = (*common, "data.test=false")
+    for label, own in ours.items():
+        yield Job(table, label, _SMALL, "tsn", DEVELOPMENT_SEED, (*common, *own), seconds)
+    for width, density in rivals:
+        own = (f"network.width={width}", f"separate.density={density}", "separate.scale=he")
+        label = f"separate-w{width}-d{density:g}"
+        settings = (*common, *own, "separate.bits=1")
+        yield Job(table, label, _SMALL, "separate", DEVELOPMENT_SEED, settings, seconds)
+
+
+def _ours(width: int, density: float, first: float, *others: str) -> tuple[str, ...]:
+    sizes = (f"network.width={width}", f"tsn.density={density}", f"tsn.first_density={first}")
+    return (*sizes, *others)
+
+
+def choose_five_datasets() -> Iterator[Job]:
+    """Ours and separate networks on five data sets, half the epochs."""
+    ours = {
+        "tsn-w24-d0.05": _ours(24, 0.05, 0.05),
+        "tsn-w24-d0.05-similar": _ours(24, 0.05, 0.05, "tsn.reference=similar"),
+        "tsn-w24-d0.08": _ours(24, 0.08, 0.05),
+        "tsn-w32-d0.04": _ours(32, 0.04, 0.04),
+    }
+    rivals = ((24, 0.1), (24, 0.05), (32, 0.05), (16, 0.1))
+    epochs = ("training.epochs=10",)
+    yield from _candidates("choose-five-datasets", (*_FIVE_SET, *epochs), ours, rivals, 60)
+
+
+def choose_tiny_imagenet() -> Iterator[Job]:
+    """Ours and separate networks on the first eight tasks of Tiny-ImageNet."""
+    ours = {
+        "tsn-w24-d0.02": _ours(24, 0.02, 0.3),
+        "tsn-w32-d0.02": _ours(32, 0.02, 0.3),
+        "tsn-w24-d0.04": _ours(24, 0.04, 0.3),
+        "tsn-w16-d0.04": _ours(16, 0.04, 0.3),
+        "tsn-w24-d0.02-whole-images": _ours(24, 0.02, 0.3, "network.stride=1"),
+    }
+    rivals = ((16, 0.07), (16, 0.15), (24, 0.15), (8, 0.25))
+    tasks = ("data.num_tasks=8",)
+    yield from _candidates("choose-tiny-imagenet", (*_TINY_SET, *tasks), ours, rivals, 30)
 
 
 # 2. The paper's own protocol.
@@ -299,18 +363,37 @@ def _choose(data: str) -> Iterator[Job]:
             )
 
 
-def chosen(data: str) -> Mapping[str, str]:
-    """The value of every row that validation chose; empty before `run.py choose` was run."""
-    known = json.loads(CHOSEN.read_text(encoding="utf-8")) if CHOSEN.exists() else {}
-    found: Mapping[str, str] = known.get(data, {})
+class NotChosenError(LookupError):
+    """Runs on test seeds were asked for before validation has chosen their settings."""
+
+
+def scores(data: str, results: Path) -> dict[str, dict[str, float]]:
+    """The validation accuracy of every value of every row that was tried, by the row's label."""
+    found: dict[str, dict[str, float]] = {}
+    for label, row in rows_of(data).items():
+        for number, value in enumerate(row.values):
+            path = results / f"choose-{data}" / f"{label}-{number}.json"
+            if not path.exists():
+                continue
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if result["measured_on"] != ["valid"]:
+                raise SystemExit(f"{path} was measured on test data: nothing is chosen by it.")
+            found.setdefault(label, {})[value] = result["metrics"]["average_accuracy"]
     return found
+
+
+def chosen(data: str, results: Path | None = None) -> Mapping[str, str]:
+    """For every row that was tried the value of its dial with the best validation accuracy."""
+    tried = scores(data, results or RESULTS)
+    return {label: max(values, key=lambda v: values[v]) for label, values in tried.items()}
 
 
 def _settings(data: str, label: str) -> tuple[str, ...]:
     """What a row of the main table sets, with the value that validation chose."""
     row, values = rows_of(data)[label], chosen(data)
-    value = assignments(values[label]) if label in values else ()
-    return (*_place(data)[1], *row.fixed, *value)
+    if label not in values:
+        raise NotChosenError(f"no value of {label} is chosen: run the list choose-{data} first.")
+    return (*_place(data)[1], *row.fixed, *assignments(values[label]))
 
 
 def _main(data: str) -> Iterator[Job]:
@@ -481,6 +564,8 @@ def grid() -> Iterator[Job]:
 
 LISTS: dict[str, Callable[[], Iterator[Job]]] = {
     "equal-kilobytes": equal_kilobytes,
+    "choose-five-datasets": choose_five_datasets,
+    "choose-tiny-imagenet": choose_tiny_imagenet,
     "paper": paper,
     "choose-cifar100": lambda: _choose("cifar100"),
     "main-cifar100": lambda: _main("cifar100"),

@@ -2,7 +2,7 @@
 
     python benchmarks/evidence/run.py list                         # lists, runs, estimated minutes
     python benchmarks/evidence/run.py run paper --data DIR --jobs 12 --device cuda --minutes 9
-    python benchmarks/evidence/run.py choose cifar100              # the dials that validation chose
+    python benchmarks/evidence/run.py choose cifar100              # what validation chose so far
     python benchmarks/evidence/run.py unpack FILE.jsonl            # a bundle into results/
 
 A result goes to `results/<table>/<run>.json` and, with `--bundle FILE`, as a line to one file, for
@@ -29,9 +29,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.evidence.jobs import CHOSEN, LISTS, Job, rows_of  # noqa: E402
+from benchmarks.evidence.jobs import LISTS, RESULTS, Job, NotChosenError, chosen, scores  # noqa: E402
 
-RESULTS = ROOT / "results"
 FAILURES = "failures.jsonl"
 
 
@@ -201,24 +200,12 @@ class Runner:
 
 
 def choose(data: str, results: Path) -> None:
-    """For every row the value of its dial with the best validation accuracy in the end."""
-    table, found = results / f"choose-{data}", {}
-    for label, row in rows_of(data).items():
-        scores = {}
-        for number, value in enumerate(row.values):
-            path = table / f"{label}-{number}.json"
-            if path.exists():
-                result = json.loads(path.read_text(encoding="utf-8"))
-                if result["measured_on"] != ["valid"]:
-                    raise SystemExit(f"{path} was measured on test data: nothing is chosen by it.")
-                scores[value] = result["metrics"]["average_accuracy"]
-        for value, score in scores.items():
-            print(f"{label}: {value}: {100 * score:.2f} % on validation data")
-        if scores:
-            found[label] = max(scores, key=lambda v: scores[v])
-    known = json.loads(CHOSEN.read_text(encoding="utf-8")) if CHOSEN.exists() else {}
-    CHOSEN.write_text(json.dumps(known | {data: found}, indent=1) + "\n", encoding="utf-8")
-    print(f"{CHOSEN}: {len(found)} rows")
+    """Print every value tried, and for every row the one with the best validation accuracy."""
+    best = chosen(data, results)
+    for label, values in scores(data, results).items():
+        for value, score in values.items():
+            mark = ", chosen" if value == best[label] else ""
+            print(f"{label}: {value}: {100 * score:.2f} % on validation data{mark}")
 
 
 def unpack(bundle: Path, results: Path) -> None:
@@ -244,7 +231,11 @@ def unpack(bundle: Path, results: Path) -> None:
 def show(results: Path) -> None:
     """All lists: how many runs, how many are there, and how long the others take."""
     for name, jobs in LISTS.items():
-        made = list(jobs())
+        try:
+            made = list(jobs())
+        except NotChosenError as error:
+            print(f"{name:16} {error}")
+            continue
         left = [j for j in made if not (results / f"{j.key}.json").exists()]
         minutes = sum(j.seconds for j in left) / 60
         print(f"{name:16} {len(made):4} runs, {len(left):4} to do, {minutes:6.0f} minutes / jobs")
@@ -302,7 +293,10 @@ def main() -> int:
         one(job, o.folder, o.data, o.device, o.threads, not o.no_measures)
     else:
         # Of each list all rows with one seed first: a table that is cut off has every row.
-        listed = [sorted(LISTS[name](), key=lambda j: j.seed) for name in o.lists]
+        try:
+            listed = [sorted(LISTS[name](), key=lambda j: j.seed) for name in o.lists]
+        except NotChosenError as error:
+            raise SystemExit(str(error)) from error
         jobs = [job for some in listed for job in some if o.only in job.key]
         jobs = [replace(job, settings=(*job.settings, *o.set)) for job in jobs]
         if o.dry_run:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tinysubnets.errors import RunError
-from tinysubnets.experiments.results import Run, changes, checked_run
+from tinysubnets.experiments.results import Run, changes, checked_run, flat
 from tinysubnets.experiments.run_dir import plain
 from tinysubnets.files import atomic_write
 
@@ -186,11 +186,28 @@ def label_of(run: Run) -> str:
 
 
 def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs of one table by their label, those of a label by their seed."""
+    """Runs of one table by their label, those of a label by their seed.
+
+    All runs of a label must have the same settings: a mean over others would be of nothing.
+    """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(label_of(run), []).append(run)
+    for members in groups.values():
+        for run in members[1:]:
+            _check_alike(members[0], run)
     return {k: sorted(v, key=lambda r: r.seed) for k, v in groups.items()}
+
+
+def _check_alike(one: Run, other: Run) -> None:
+    """Refuse two runs of a label whose settings differ; a setting that one lacks is a newer one."""
+    known, found = flat(one.settings), flat(other.settings)
+    for name in known.keys() & found.keys() - _MAY_DIFFER - {"data.seed"}:
+        if known[name] != found[name]:
+            raise RunError(
+                f"{one.folder.name} and {other.folder.name} share a label and differ in {name}: "
+                f"{known[name]} and {found[name]}. Give one another name, or run it again."
+            )
 
 
 def accuracies(runs: Iterable[Run]) -> dict[int, float]:

@@ -121,6 +121,7 @@ def small_resnet(
     width: int = 16,
     depth: int = 20,
     norm: str = "batch",
+    stride: int = 1,
 ) -> nn.Module:
     """The residual network for small images: three stages, shortcuts without weights.
 
@@ -131,11 +132,14 @@ def small_resnet(
     - `width`: the channels of the first stage.
     - `depth`: 6n + 2, with n blocks in a stage.
     - `norm`: what follows each layer: "none", "batch" or "group" normalization.
+    - `stride`: of the first layer: 2 makes images of 64 pixels cost what those of 32 do.
     """
+    if stride not in (1, 2):
+        raise SettingError(f"stride = {stride} is not allowed; give 1 or 2.")
     if depth < 8 or (depth - 2) % 6:
         raise SettingError(f"depth = {depth} is not allowed; give 8, 14, 20, 26, 32 or so on.")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["conv"] = nn.Conv2d(in_channels, width, 3, padding=1, bias=norm == "none")
+    layers["conv"] = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=norm == "none")
     layers["norm"] = norm2d(norm, width)
     layers["relu"] = nn.ReLU()
     channels = width

@@ -598,7 +598,7 @@ def codebooks(store: SubnetStore) -> Figure | None:
 
     Of the first task that has weights of its own; None where none has.
     """
-    first = next((s for s in store.subnets.values() if s.num_new), None)
+    first = next((s for s in store.subnets.values() if s.num_new and s.has_mask), None)
     if first is None:
         return None
     names = [s.name for s in store.architecture.shared]
