@@ -16,10 +16,13 @@ from forge import Sections, opened
 from tinysubnets import networks
 from tinysubnets.coding.byte_io import Writer
 from tinysubnets.format.container import KINDS, assemble
+from tinysubnets.format.sections import write_factors
 from tinysubnets.model.bank import Bank
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import CodebookTensor, CodedMask, PackedMask, Sample, Subnet
-from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.architecture import Architecture, TensorSpec
+from tinysubnets.nn.layout import Layout
+from tinysubnets.nn.low_rank import Factors
 from tinysubnets.tasks.normalization import Normalization
 
 Forgery = Callable[[dict[str, Any], Sections], None]
@@ -274,6 +277,27 @@ def empty_over_a_base(tasks: int, hidden: int) -> Forgery:
     return change
 
 
+def low_rank_over_a_base(tasks: int, hidden: int) -> Forgery:
+    """Differences of rank 2 to such a base, whose factors are zeros in few bytes.
+
+    Of a huge base the factors are too few: those of one with 2,000 hidden units.
+    """
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        empty_over_a_base(tasks, hidden)(config, sections)
+        held = min(hidden, 2_000)
+        layout = Layout([TensorSpec("a", (held, 6)), TensorSpec("b", (10, held))])
+        factors = Factors(layout, 2)
+        zeros = [torch.zeros(size, dtype=torch.uint8) for size in factors.sizes.values()]
+        own = [CodebookTensor(torch.tensor([0.0, 1.0]), codes, 1) for codes in zeros]
+        for task in config["tasks"]:
+            del task["empty"]
+            task["rank"] = 2
+        sections["codes"] = [write_factors(own, factors)] * tasks
+
+    return change
+
+
 def preprocessings(count: int) -> Forgery:
     """Many ways of preprocessing that no task refers to."""
 
@@ -316,6 +340,8 @@ FORGERIES: dict[str, Forgery] = {
     "absent-but-large": absent(200, 1_000_000),
     "a-base-that-is-not-there": base_of_nothing(),
     "empty-tasks-over-a-huge-base": empty_over_a_base(100, 100_000_000),
+    "low-rank-over-a-base": low_rank_over_a_base(100, 2_000),
+    "low-rank-over-a-huge-base": low_rank_over_a_base(100, 100_000_000),
     "many-preprocessings": preprocessings(200_000),
 }
 

@@ -565,6 +565,7 @@ def bases(folder: Path) -> dict[str, Subnets | Dense | Patched]:
     for kind, tasks, block in (("named", 1, 1), ("named", 4, 3), ("own", 4, 1)):
         name = f"fresh-{kind}-{tasks}-{block}"
         paths[name] = models.store(kind, tasks, block).save(folder / name)
+    paths["low-rank"] = models.low_rank_store().save(folder / "low-rank")
     made: dict[str, Subnets | Dense | Patched] = {
         name: Subnets(path, models.network_of(name)) for name, path in paths.items()
     }

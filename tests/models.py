@@ -28,6 +28,7 @@ from tinysubnets.model.subnet import (
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitKey, initial_scores, weights_hash
+from tinysubnets.nn.low_rank import Factors
 from tinysubnets.nn.topk import top_k_segments
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
@@ -234,6 +235,32 @@ def whole_store() -> SubnetStore:
     add_task(made, 15, bank=NO_BANK, reference=BASE, adds_to_base=True, **over_base)
     for name in ("task 0", "task 2", "task 8"):
         made.remove(name)
+    return made
+
+
+def low_rank_store() -> SubnetStore:
+    """A store of differences of low rank: to a base in the file, to one another, and masks beside.
+
+    One of them is removed, and stays without a name for the task that is added to it.
+    """
+    rng = np.random.default_rng(18)
+    network = architecture()
+    specs = (*network.shared, *(s for s in network.task_params if s.name not in network.output))
+    values = {s.name: torch.from_numpy(rng.normal(size=s.shape).astype(np.float32)) for s in specs}
+    base = Base("small", "tests", weights_hash(values), values, embedded=True)
+    made = SubnetStore(network, settings={"method": "tsn", **SETTINGS}, seed=SEED, base=base)
+    none = PackedMask.none(made.layout.num_blocks)
+    reference = BASE
+    for number, rank in ((1, 1), (2, 2), (4, 1), (5, 1)):
+        sizes = Factors(made.layout, rank).sizes.values()
+        drawn = [torch.from_numpy(rng.normal(size=n).astype(np.float32)) for n in sizes]
+        own = tuple(code(d, 2) if number == 5 else rounded(d, Grid(number, -2)) for d in drawn)
+        added = {"packed_mask": none, "own": own, "rank": rank, "bits": 2, "reference": reference}
+        subnet = add_task(made, number, bank=NO_BANK, adds_to_base=True, **added)
+        reference = subnet.number if number == 2 else BASE
+    over_base = {"reference": BASE, "adds_to_base": True} | differences(made, 7)
+    add_task(made, 7, bank=NO_BANK, **over_base)
+    made.remove("task 2")
     return made
 
 

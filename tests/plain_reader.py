@@ -143,7 +143,7 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         rows = [s[0] if n % s[0] == 0 else 1 for n, (_, s) in zip(counts, shared, strict=True)]
         start = (task.get("bank"), number, names, counts, widths, rows)
         mask = np.zeros(sum(counts), bool)
-        if not task.get("empty"):
+        if not task.get("empty") and not task.get("rank"):
             mask = read_mask(Bytes(sections["masks", place]), bank, start)
         else:
             assert "bank" not in task and not sections["masks", place]
@@ -157,6 +157,7 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         elif new.any():
             kernels = [kernel(shape) for _, shape in shared]
             bank["values"][new] = alike(codes, books, parts, follows(new, sizes, kernels))
+        deltas = factors(codes, [shape for _, shape in shared], task.get("rank", 0))
         assert not codes.data and not books.data
         bank["masks"].append(mask)
         bank["owned"] |= mask
@@ -164,6 +165,10 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         if "reference" in task:
             other = decoded[task["reference"]]
             flat = np.where(expand(mask, blocks), other + bank["values"], other)
+        if deltas:
+            ends = np.cumsum(sizes)
+            for i, delta in deltas.items():
+                flat[ends[i] - sizes[i] : ends[i]] += delta.reshape(-1)
         decoded[number] = flat
         out = {
             name: part.reshape(shape)
@@ -176,6 +181,28 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
             named[number] = private(config, task, sections, place, base, near)
             out |= named[number]
         yield out
+
+
+def factors(data: Bytes, shapes: list[list[int]], rank: int) -> dict[int, np.ndarray]:
+    """What a difference of low rank adds to tensors, by their places."""
+    if not rank:
+        return {}
+    sizes = {i: (s[0], math.prod(s[1:])) for i, s in enumerate(shapes) if len(s) > 1}
+    sizes = {i: (m, n) for i, (m, n) in sizes.items() if 2 * rank * (m + n) <= m * n}
+    counts = {f"{i}.up": m * rank for i, (m, _) in sizes.items()}
+    counts |= {f"{i}.down": rank * n for i, (_, n) in sizes.items()}
+    found = {}
+    for group in groups_of(data, list(counts)):
+        each = [counts[n] for n in group]
+        values = read_list(data, sum(each), [])
+        found |= dict(zip(group, np.split(values, np.cumsum(each)[:-1]), strict=True))
+    out = {}
+    for i, (m, n) in sizes.items():
+        up, down = found[f"{i}.up"].reshape(m, rank), found[f"{i}.down"].reshape(rank, n)
+        out[i] = np.zeros((m, n), np.float32)
+        for k in range(rank):
+            out[i] = np.outer(up[:, k], down[k]) + (out[i] if k else np.float32(-0.0))
+    return out
 
 
 def alike(codes: Bytes, books: Bytes, parts: list[np.ndarray], follow: np.ndarray) -> np.ndarray:

@@ -336,9 +336,9 @@ def test_all_tasks_without_records_are_routed_by_their_energies(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [True, False])
+@pytest.mark.parametrize("rung", ["head", "rank 2", "5%"])
 def test_all_tasks_over_a_base_by_the_command(
-    heads: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rung: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"in_features": 64, "hidden": [40, 30]}
     with torch.random.fork_rng():
@@ -347,7 +347,7 @@ def test_all_tasks_over_a_base_by_the_command(
     rebuild = {"network": "mlp", "settings": settings}
     learner = TinySubNets(
         Architecture(net, rebuild=rebuild, base="frozen"), epochs=2, device="cpu",
-        **({"rungs": ("head",), "price": 1.0} if heads else {"rungs": ("5%",), "price": 0.0}),
+        rungs=(rung,), price=1.0,
         routing={"parts": ["energy", "inputs", "base"]},
     )  # fmt: skip
     for task in permuted(3, 200):
@@ -355,7 +355,9 @@ def test_all_tasks_over_a_base_by_the_command(
     store = learner.store
     store.embed_base_()
     store.save(tmp_path / "model")
-    assert store.is_head_alone(store.subnet("p2")) == heads
+    heads, subnet = rung == "head", store.subnet("p2")
+    assert store.is_head_alone(subnet) == heads
+    assert bool(subnet.rank) == (rung == "rank 2")
     inputs = torch.cat([t.test.inputs(slice(0, 40)) for t in permuted(3, 200)])
     noise = torch.randint(0, 255, (20, 64), dtype=torch.uint8)  # with scores of many thousands
     inputs = torch.cat([inputs, noise])
@@ -379,6 +381,6 @@ def test_all_tasks_over_a_base_by_the_command(
     assert (found["label"] == live.labels)[clear].mean() > 0.98
     program = torch.export.load(files["all.pt2"])
     assert_alike(program.module()(inputs)[5].numpy(), live.routing.scores)
-    # The base is in the file once, and beside it what tasks change of it.
+    # The base is in the file once, and beside it what tasks change of it; of low rank, by factors.
     held = [t for t in program.state_dict.values() if tuple(t.shape) == (40, 64)]
-    assert len(held) == (1 if heads else 4)
+    assert len(held) == (4 if rung == "5%" else 1)

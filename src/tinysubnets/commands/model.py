@@ -761,7 +761,7 @@ def _tasks(tasks: Sequence[Mapping[str, Any]]) -> str:
     columns |= {
         "bank": ["" if t["bank"] < 0 else str(t["bank"]) for t in tasks],
         "bits": [str(t["bits"]) for t in tasks],
-        "density": [f"{t['density']:.4f}" for t in tasks],
+        "density": [f"rank {t['rank']}" if t["rank"] else f"{t['density']:.4f}" for t in tasks],
         "new weights": [f"{t['new_weights']:,}" for t in tasks],
         "valid. acc.": [
             "" if t["valid_accuracy"] is None else _percent(t["valid_accuracy"]) for t in tasks

@@ -21,6 +21,7 @@ from tinysubnets.format.container import VERSION, canonical
 from tinysubnets.format.sections import DTYPES, MAX_DIMENSIONS, RECORD_TYPES, is_record
 from tinysubnets.model.bank import Base
 from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, Sample, Subnet
+from tinysubnets.nn import MAX_RANK
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
@@ -93,8 +94,14 @@ class TaskEntry:
     adds_to_base: bool = False
     rotations: int = 0
     is_empty: bool = False
+    rank: int = 0
     absent: Absent = NOTHING_ABSENT
     record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether it has a mask: neither is it empty nor of low rank."""
+        return not self.is_empty and not self.rank
 
     @property
     def num_outputs(self) -> int:
@@ -291,7 +298,11 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     bank = entry.get("bank", NO_BANK)
     if bank != NO_BANK or first or "bank" in entry:
         bank = _integer(bank, f"{where}, bank", 0, MAX_BANKS)
+    rank = 0 if first else _integer(entry.get("rank", 0), f"{where}, rank", 0, MAX_RANK)
+    if rank and (bank != NO_BANK or reference is None):
+        raise DamageError(f"config: {where} is of rank {rank}, but has a bank or no reference.")
     weights: dict[str, Any] = {
+        "rank": rank,
         "number": number,
         "bank": bank,
         "bits": _integer(entry.get("bits"), f"{where}, bits", 1, 32),
@@ -315,8 +326,8 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     if not all(isinstance(flag, bool) for flag in flags):
         wrong = f"isolated is {isolated!r}, adds is {adds!r}, empty is {empty!r}"
         raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
-    if empty and bank != NO_BANK:
-        raise DamageError(f"config: {where} is empty, but in bank {bank}.")
+    if empty and (bank != NO_BANK or rank):
+        raise DamageError(f"config: {where} is empty, but in bank {bank} or of rank {rank}.")
     rotations = 0 if first else _integer(entry.get("rotations", 0), f"{where}, rotations", 0, 4)
     sample = None
     if entry.get("inputs") is not None:
@@ -346,7 +357,7 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     )
 
 
-_OF_WEIGHTS = frozenset(("number", "bank", "bits", "codebooks", "reference"))
+_OF_WEIGHTS = frozenset(("number", "bank", "bits", "codebooks", "reference", "rank"))
 
 
 def _of(items: Sequence[Item], value: Any, where: str) -> Item:
@@ -599,7 +610,9 @@ def _weights_entry(subnet: Subnet, num_shared: int, expected: int) -> dict[str, 
         entry["number"] = subnet.number
     if subnet.reference is not None:
         entry["reference"] = "base" if subnet.reference == BASE else subnet.reference
-    if len(subnet.own) == 1 and num_shared > 1:
+    if subnet.rank:
+        entry["rank"] = subnet.rank
+    elif len(subnet.own) == 1 and num_shared > 1:
         entry["codebooks"] = 1
     return entry
 

@@ -105,7 +105,7 @@ def _entries(contents: Contents) -> list[Subnet]:
 def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) -> dict[str, Any]:
     """What is said of a task; `members` are the names of its bank's entries, "" for none."""
     # A mask that holds nothing is never unpacked: a short file may name a base of gigabytes.
-    kept = 0 if subnet.adds_nothing else int(layout.expand(subnet.mask).count_nonzero())
+    kept = int(layout.expand(subnet.mask).count_nonzero()) if subnet.has_mask else 0
     accuracy = subnet.valid_accuracy
     return {
         "name": subnet.name,
@@ -117,6 +117,7 @@ def _task(subnet: Subnet, layout: Layout, members: list[str], ledger: Ledger) ->
         "reason": None if subnet.decision is None else subnet.decision.reason,
         "bits": subnet.bits,
         "density": kept / layout.num_weights,
+        "rank": subnet.rank,
         "new_weights": subnet.num_new,
         "valid_accuracy": None if math.isnan(accuracy) else accuracy,
         "bytes": round(ledger.tasks[subnet.name].total) // 8,
@@ -142,7 +143,7 @@ def _tensors(subnets: list[Subnet], contents: Contents) -> list[dict[str, Any]]:
     """Each shared tensor: its size, the share that is free, and that each task's mask keeps."""
     layout = contents.manifest.layout
     nothing = [0.0] * len(layout.shared)
-    densities = [nothing if s.adds_nothing else _shares(s.mask, layout) for s in subnets]
+    densities = [_shares(s.mask, layout) if s.has_mask else nothing for s in subnets]
     owned = [_shares(bank.owned, layout) for bank in contents.banks]
     return [
         {
@@ -184,7 +185,7 @@ def _bank(bank: Bank, entries: list[Subnet]) -> dict[str, Any]:
 
 def _mask_sizes(subnets: list[Subnet], ledger: Ledger) -> dict[str, int]:
     """The masks' bytes as stored, as the seven-task Huffman code has them, and raw."""
-    masked = [s for s in subnets if not s.adds_nothing]
+    masked = [s for s in subnets if s.has_mask]
     groups = [masked[i : i + GROUP] for i in range(0, len(masked), GROUP)]
     return {
         "stored_bytes": round(ledger.total.masks) // 8,
@@ -199,7 +200,7 @@ def _mask_sizes(subnets: list[Subnet], ledger: Ledger) -> dict[str, int]:
 def _overlap(subnets: list[Subnet]) -> list[list[float]]:
     """For tasks i and j the share of the blocks that either mask holds which both hold."""
     none = np.zeros(1, np.uint8)
-    masks = [none if s.adds_nothing else s.packed_mask.bits for s in subnets]
+    masks = [s.packed_mask.bits if s.has_mask else none for s in subnets]
     table = [[1.0] * len(masks) for _ in masks]
     for one, mine in enumerate(masks):
         for two, other in enumerate(masks[:one]):

@@ -44,6 +44,7 @@ from tinysubnets.format.sections import (
     MAX_REFERENCE,
     raw_bytes,
     read_coded_mask,
+    read_factors,
     read_first_own,
     read_first_tensors,
     read_memory,
@@ -53,6 +54,7 @@ from tinysubnets.format.sections import (
     read_routing,
     read_tensors,
     write_coded_mask,
+    write_factors,
     write_memory,
     write_own,
     write_routing,
@@ -84,6 +86,7 @@ from tinysubnets.model.subnet import (
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import weights_hash
 from tinysubnets.nn.layout import Layout
+from tinysubnets.nn.low_rank import Factors
 from tinysubnets.tasks.normalization import Normalization
 
 if TYPE_CHECKING:
@@ -153,15 +156,18 @@ def _entry_sections(
     if coded is None:
         raise ArtifactError(f"task {subnet.name!r} has no coded mask; add it with `add_`.")
     follows = None
-    if any(c.bits == 1 for c in subnet.own):
+    if subnet.has_mask and any(c.bits == 1 for c in subnet.own):
         new = weight_positions(store.layout, subnet.packed_mask.bits & ~owned)
         follows = store.layout.follows_in_kernel(new)
-    codes, books = write_own(subnet.own, follows)
+    if subnet.rank:
+        codes, books = write_factors(subnet.own, Factors(store.layout, subnet.rank)), b""
+    else:
+        codes, books = write_own(subnet.own, follows)
     heads, task_params = b"", b""
     if subnet.name:
         heads, task_params = _task_params(store, subnet, reference)
     memory, routing = write_memory(subnet.memory), write_routing(subnet.routing)
-    masks = b"" if subnet.adds_nothing else write_coded_mask(coded)
+    masks = write_coded_mask(coded) if subnet.has_mask else b""
     return codes, books, masks, heads, task_params, memory, routing
 
 
@@ -443,8 +449,8 @@ class _Walk:
     def entry(self, place: int) -> None:
         """Read an entry's mask and own weights; its task-specific parts where it is wanted."""
         entry, plan = self.manifest.tasks[place], self.plan
-        if entry.is_empty:
-            self._empty_entry(place)
+        if not entry.has_mask:
+            self._entry_without_mask(place)
             return
         if entry.bank not in self.banks:
             self.banks[entry.bank] = _GrowingBank(self.layout, entry.bank)
@@ -468,20 +474,29 @@ class _Walk:
             if plan.is_kept(place):
                 bank.wanted |= packed
 
-    def _empty_entry(self, place: int) -> None:
-        """Read a task that adds nothing to what it refers to: it takes no memory per weight."""
+    def _entry_without_mask(self, place: int) -> None:
+        """Read an entry that adds nothing to what it refers to, or a difference of low rank.
+
+        It takes no memory per weight.
+        """
         entry, plan = self.manifest.tasks[place], self.plan
-        with _at(f"task {entry.name!r}"):
-            for kind in ("codes", "codebooks", "masks"):
+        with _at(f"task {entry.name!r}" if entry.name else f"entry {place}"):
+            for kind in ("codebooks", "masks", *(() if entry.rank else ("codes",))):
                 if self.file.size(kind, place):
-                    raise DamageError(f"{kind} of an entry that is empty.")
-            counts = [0] if entry.one_codebook else self._none_new
-            own = read_own((b"", b""), counts, self.layout, np.empty(0, np.int64))
+                    raise DamageError(f"{kind} of an entry that has none.")
+            if entry.rank:
+                data = Reader(self.file.section("codes", place), "factors")
+                own = read_factors(data, Factors(self.layout, entry.rank))
+            else:
+                counts = [0] if entry.one_codebook else self._none_new
+                own = read_own((b"", b""), counts, self.layout, np.empty(0, np.int64))
             packed, coded = PackedMask.none(self.layout.num_blocks), CodedMask(NO_REFERENCE, b"")
-            if plan.is_wanted(place):
+            if entry.name and plan.is_wanted(place):
                 self.subnets[entry.name] = self._subnet(place, coded, packed.bits, own)
             elif plan.is_kept(place):
-                self._read_task_params(place, entry)
+                if entry.name:
+                    self._read_task_params(place, entry)
+                self._check_empty(place)
                 self.nameless[entry.number] = self._weights(entry, coded, packed.bits, own)
 
     def _check_empty(self, place: int) -> None:
@@ -549,6 +564,7 @@ class _Walk:
             coded_mask=coded,
             number=entry.number,
             reference=entry.reference,
+            rank=entry.rank,
         )
 
     def _subnet(
@@ -660,7 +676,7 @@ class ReadPlan:
             last = max(place for place in self.chain if tasks[place].bank == bank)
             group = [place for place in banks[bank] if place <= last]
             for place in reversed(group):
-                if tasks[place].is_empty:
+                if not tasks[place].has_mask:
                     continue  # no mask is coded against its own
                 if place in needed or (bank != NO_BANK and file.size("codes", place)):
                     needed.add(place)

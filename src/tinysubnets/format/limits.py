@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets.errors import ArtifactError, DamageError
 from tinysubnets.model.subnet import NO_BANK
+from tinysubnets.nn.low_rank import Factors
 
 if TYPE_CHECKING:
     from tinysubnets.format.header import Manifest
@@ -53,9 +55,12 @@ def decoded_bytes(manifest: Manifest) -> int:
     outputs = [s for s in manifest.task_params if s.name in manifest.outputs]
     per_class = sum(math.prod(s.shape[1:]) for s in outputs)
     fixed = sum(s.numel for s in manifest.task_params if s.name not in manifest.outputs)
+    num_factors = lru_cache(lambda rank: Factors(layout, rank).num)
     for task in manifest.tasks:
         need += TASK_BYTES + TENSOR_BYTES * len(layout.shared)
-        if not task.is_empty:
+        if task.rank:
+            need += 4 * num_factors(task.rank) + 2 * TENSOR_BYTES * len(layout.shared)
+        elif not task.is_empty:
             need += layout.num_blocks // 8
             if task.bank == NO_BANK:  # all that its mask holds is its own
                 need += 4 * layout.num_weights
@@ -83,7 +88,7 @@ def check_budget(manifest: Manifest, file_bytes: int) -> None:
     """
     # Masks are kept packed, yet each is read as a byte per block: that bounds the time. So is
     # every bank looked at, also one that is empty.
-    masks = sum(not t.is_empty for t in manifest.tasks)
+    masks = sum(t.has_mask for t in manifest.tasks)
     read = (masks + manifest.num_banks) * manifest.layout.num_blocks
     need, most = decoded_bytes(manifest) + read, most_bytes(file_bytes)
     if need > most:

@@ -32,6 +32,7 @@ from tinysubnets.model.routing import (
 )
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, NO_BANK, Subnet
+from tinysubnets.nn.low_rank import Factors, has_factors, product
 from tinysubnets.tasks.rotations import turned
 
 OUTPUTS = ("task", "label", "probability", "confidence", "unknown", "scores")
@@ -215,6 +216,12 @@ class _Weights:
             self._keep_all("base", store.base_weights())
         if entry.adds_nothing:
             return
+        if entry.rank:
+            factors = Factors(store.layout, entry.rank)
+            for place, *both in factors.split(torch.cat([c.decode() for c in entry.own])):
+                for what, factor in zip(("up", "down"), both, strict=True):
+                    keep(f"{what} {entry.number} {self.shared[place].name}", factor)
+            return
         if entry.bank == NO_BANK:
             own = torch.cat([c.decode() for c in entry.own])
             values = torch.zeros(store.layout.num_weights).masked_scatter(mask, own)
@@ -257,6 +264,12 @@ class _Weights:
             before = made[entry.reference][name]
         if entry.adds_nothing and before is not None:
             return before
+        if entry.rank:
+            assert before is not None
+            if not has_factors(before.shape, entry.rank):
+                return before
+            up, down = (kept(f"{what} {entry.number} {name}") for what in ("up", "down"))
+            return before + product(up, down).view(before.shape)
         if entry.bank == NO_BANK:
             own = kept(f"own {entry.number} {name}")
             return own if before is None else before + own

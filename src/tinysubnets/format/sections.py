@@ -15,6 +15,9 @@ coded as differences from those of another task; then the bits of mantissa, the 
 the integers (`coding.grids`). Tensors of one kind, that is of one last name, come together, and are
 one list of values where all of them are on one grid.
 
+The factors of a difference of low rank (`nn.low_rank`) are written as such tensors too, in the
+section of codes: all ups are of one kind, all downs of another.
+
 Mask. The reference as a varint (see `model.subnet`); for one made of first scores the seed, eight
 bytes, and for each shared tensor the least magnitude of a score in the reference, four bytes; then
 the code (`coding.masks`).
@@ -62,6 +65,7 @@ from tinysubnets.format.container import parse
 from tinysubnets.model.mask_references import MAX_MAGNITUDE
 from tinysubnets.model.subnet import FREE_SCORES, SCORES, CodebookTensor, CodedMask
 from tinysubnets.nn.layout import Layout
+from tinysubnets.nn.low_rank import Factors
 from tinysubnets.tasks.divergence import InputStatistics
 
 Memory = InputStatistics | Tensor | None
@@ -232,6 +236,20 @@ def read_first_own(data: tuple[bytes, bytes], counts: Sequence[int]) -> tuple[Co
     codes.done()
     books.done()
     return tuple(out)
+
+
+def write_factors(own: Sequence[CodebookTensor], factors: Factors) -> bytes:
+    """The factors of a difference of low rank, in the place of codes; as tensors of two kinds."""
+    out = Writer()
+    write_tensors(out, dict(zip(factors.sizes, own, strict=True)), None)
+    return out.bytes()
+
+
+def read_factors(data: Reader, factors: Factors) -> tuple[CodebookTensor, ...]:
+    """The factors of a difference of low rank; see `write_factors`."""
+    found = read_tensors(data, factors.sizes, None)
+    data.done()
+    return tuple(found.values())
 
 
 def write_tensors(

@@ -22,6 +22,7 @@ from tinysubnets.method.pruning import (
     post_prune,
 )
 from tinysubnets.model.subnet import CodebookTensor, code, constant, rounded
+from tinysubnets.nn.low_rank import LowRankModule
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.nn.norms import folded, with_folded_biases
@@ -39,6 +40,7 @@ from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, sta
 MAX_BITS = 8
 TASK_PARAM_LEVELS = (4, 5, 6, 8, 16, 32)
 DIFFERENCE_LEVELS = (2, 3, *TASK_PARAM_LEVELS)  # over a base, where most of it is known already
+FACTOR_LEVELS = (2, 3, 4, 5, 6, 8)
 # Rounding turns over some of the answers that are near to ties, to the better or to the worse. What
 # is lost by chance is the deviation of so many, one sample at the least.
 TURNED_OVER, LOSS_TOLERANCE = 0.02, 0.01
@@ -54,12 +56,14 @@ class Compressed:
     - `bits`: the width of a code.
     - `own`: the weights that nobody owned before, one entry per codebook.
     - `seconds`: what post-pruning took.
+    - `rank`: above 0, `own` has the factors of a difference of that rank, and the mask is empty.
     """
 
     mask: Tensor
     bits: int
     own: tuple[CodebookTensor, ...]
     seconds: float = 0.0
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,8 @@ class Compressor:
 
     def weights(self, mask: Tensor, own: tuple[CodebookTensor, ...] | None) -> Tensor:
         """The flat weights under a mask, with own values decoded or as trained."""
+        if isinstance(self.module, LowRankModule) and own is not None:
+            return self.module.with_factors(torch.cat([c.decode() for c in own]))
         return self.module.compose(mask, self.values(mask, own))
 
     def tensors(self, weights: Tensor) -> dict[str, Tensor]:
@@ -158,6 +164,22 @@ class Compressor:
             if self.accuracy(self.weights(self.mask, own)) >= target:
                 break
         return bits, own
+
+    def factors(self, tolerance: float) -> Compressed:
+        """The factors of a difference of low rank, as coarsely rounded as does as well.
+
+        - `tolerance`: the validation accuracy that rounding may cost; see `is_as_good`.
+        """
+        module, training = self.module, self.training
+        assert isinstance(module, LowRankModule)
+        exact = training.evaluate(self.tensors(module.final_weights()), recalibrate=False)
+        for level in FACTOR_LEVELS:
+            own = tuple(store_task_params(module.named_factors(), level, head="").values())
+            weights = self.weights(self.mask, own)
+            found = training.evaluate(self.tensors(weights), recalibrate=False)
+            if is_as_good(found, exact, len(training.valid), tolerance):
+                break
+        return Compressed(self.mask, level, own, rank=module.places.rank)
 
     def prune(
         self,

@@ -493,6 +493,7 @@ class SubnetTrainer:
             preprocessing=None if preprocessing is None else preprocessing.as_dict(),
             reference=self.reference,
             adds_to_base=over_base,
+            rank=compressed.rank,
             rotations=self.core.routing.passes,
         )
         return subnet, compressed.seconds

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import new_bank, remember
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import SubnetTrainer
@@ -32,6 +33,8 @@ from tinysubnets.model.subnet import (
     Subnet,
 )
 from tinysubnets.nn.init import InitialState, InitKey, initial_task_params
+from tinysubnets.nn.layout import Layout
+from tinysubnets.nn.low_rank import Factors, LowRankModule
 from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
 from tinysubnets.nn.norms import unfolded
 from tinysubnets.tasks.divergence import InputStatistics, divergences, statistics_of
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 CALIBRATION_SAMPLES = 500  # by which norms of the reference are fitted to a new task's inputs
 FINE_TUNING = 0.1  # of the learning rate, for differences to a base
+LOW_RANK = 0.3  # of the learning rate, for the factors of a difference of low rank
 # A first difference to a base is trained longer than other rungs: which weights it moves is found
 # in the first part of its steps. In as many epochs as scales and shifts take it gained nothing.
 FIRST_EPOCHS = 2
@@ -73,9 +77,22 @@ def begin_difference(
     rungs = parse_rungs(settings.rungs)
     if difference.reference != BASE:  # a head of its own, and norms, such a task has anyhow
         rungs = (Rung("norms", has_norms=True), *(r for r in rungs if r.density > 0))
-    elif isolated:  # nothing of another task may enter it
-        rungs = tuple(r for r in rungs if not r.reuses)
+    else:
+        rungs = _possible(rungs, store.layout)
+        if isolated:  # nothing of another task may enter it
+            rungs = tuple(r for r in rungs if not r.reuses)
     return LadderTrainer(learner.core, task, rungs, Rungs(difference), price, learner.reports)
+
+
+def _possible(rungs: tuple[Rung, ...], layout: Layout) -> tuple[Rung, ...]:
+    """Those that a network of this layout has something to train in."""
+    out = tuple(r for r in rungs if not r.rank or Factors(layout, r.rank).num)
+    if all(r.reuses for r in out):
+        raise SettingError(
+            "rungs: no weights of this network are a matrix large enough for a difference of such "
+            'a rank; add another rung, such as "head".'
+        )
+    return out
 
 
 class Rungs:
@@ -154,18 +171,26 @@ class Difference:
             settings.codebooks,
             first=rung.first,
         )
-        start = self.start if before is None else _gone_on(self.start, before)
-        data = None
-        if own is not None and rung.density == 0 and not has_norms:
+        start = self.start
+        if before is not None:
+            # A head that was fitted to other features has grown large; a new one learns more beside
+            # factors that begin with nothing.
+            start = _gone_on(start, before, f"{architecture.head}." if rung.rank else None)
+        data, layout = None, learner.store.layout
+        if own is not None and rung.density == rung.rank == 0 and not has_norms:
             data = self._features(start)
-        module = MagnitudeModule(
-            architecture if data is None else architecture.from_head(),
-            learner.store.layout,
-            start,
-            self.weights,
-            pruning,
-            own,
-        )
+        if data is not None:
+            architecture = architecture.from_head()
+        if rung.rank:
+            assert self.weights is not None
+            factors = Factors(layout, rung.rank)
+            key = InitKey(settings.seed, 0, learner.store.next_number)
+            first = factors, factors.start(key)
+            module: MagnitudeModule = LowRankModule(
+                architecture, layout, start, self.weights, first, own
+            )
+        else:
+            module = MagnitudeModule(architecture, layout, start, self.weights, pruning, own)
         module.lr_factors = self._lr_factors(rung)
         bank = self.decision.bank
         return SubnetTrainer(
@@ -229,6 +254,9 @@ class Difference:
         """How a rung is trained: a difference gently, since all beside it has been trained."""
         training, settings = self.learner.training, self.learner.settings
         lr = self._difference_lr()
+        if rung.rank:
+            rate = LOW_RANK * training.lr
+            training = replace(training, lr=rate, min_lr=min(rate, training.min_lr))
         if lr is not None and rung.density > 0 and rung.name != WHOLE:
             training = replace(training, lr=lr, min_lr=min(lr, training.min_lr))
         if self.is_over_base and rung.is_first_difference:
@@ -244,17 +272,25 @@ def _compress(
     learner: TinySubNets, trained: Compressor, rung: Rung, bank: int
 ) -> Generator[PruningStep, None, Compressed]:
     """A trained rung's mask and codes; on a ladder, post-pruning would only climb down again."""
+    if rung.rank:
+        return trained.factors(learner.settings.task_param_tolerance)
     if rung.density == 0:
         return Compressed(trained.mask, 1, trained.encode(trained.mask, 1))
     return (yield from learner.compress(trained, bank, post_pruning=rung.name == WHOLE))
 
 
-def _gone_on(start: InitialState, before: MagnitudeModule) -> InitialState:
-    """What a rung starts from: what the last one has learned."""
+def _gone_on(start: InitialState, before: MagnitudeModule, new: str | None) -> InitialState:
+    """What a rung starts from: what the last one has learned.
+
+    - `new`: how the names of task-specific parameters begin that start anew; None where none do.
+    """
     learned = dict(zip(before.names, before.task_params, strict=True))
+    if new is not None:
+        learned = {n: p for n, p in learned.items() if not n.startswith(new)}
     params = {n: learned[n].detach().cpu().clone() if n in learned else t
               for n, t in start.task_params.items()}  # fmt: skip
-    return InitialState(start.scores, before.free.detach().cpu().clone(), params)
+    free = before.difference() if isinstance(before, LowRankModule) else before.free.detach()
+    return InitialState(start.scores, free.cpu().clone(), params)
 
 
 def _to_base(learner: TinySubNets, task: Task, isolated: bool) -> Difference:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from tinysubnets.errors import SettingError
+from tinysubnets.nn import MAX_RANK
 
-# Cheaper than any difference, in this order.
+# Cheaper than any share of the weights, in this order; differences of low rank come behind.
 FREE_RUNGS = {"head": -3.0, "reuse": -2.0, "norms": -1.0}
 
 
@@ -19,6 +21,7 @@ class Rung:
 
     - `name`: as in the setting `rungs`.
     - `density`: of the difference; 0 where there is none.
+    - `rank`: that of a difference of low rank; 0 where there is none.
     - `has_norms`: whether the task gets scales, shifts and biases of its own.
     - `reuses`: whether it starts from what an earlier task has added to the base.
     - `first`: the density that pruning begins with, that of a denser rung before it.
@@ -27,6 +30,7 @@ class Rung:
 
     name: str
     density: float = 0.0
+    rank: int = 0
     has_norms: bool = False
     reuses: bool = False
     first: float = 1.0
@@ -36,23 +40,31 @@ class Rung:
 def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
     """The rungs of that names, from the cheapest to the dearest.
 
-    >>> [r.density for r in parse_rungs(("head", "norms", "0.5%"))]
-    [0.0, 0.0, 0.005]
+    >>> [(r.rank, r.density) for r in parse_rungs(("head", "norms", "rank 4", "0.5%"))]
+    [(0, 0.0), (0, 0.0), (4, 0.0), (0, 0.005)]
     """
     out: list[Rung] = []
+    order: list[tuple[int, float]] = []  # kinds from the cheapest on, and within them
+    fine = True
     for name in names:
-        if name in FREE_RUNGS:
-            out.append(Rung(name, 0.0, name == "norms", name == "reuse"))
-            continue
-        try:
-            out.append(Rung(name, float(name.removesuffix("%")) / 100))
-        except ValueError:
-            out.append(Rung(name, -1.0))
-    order = [FREE_RUNGS.get(r.name, r.density) for r in out]
-    shares = [r for r in out if r.name not in FREE_RUNGS]
-    fine = any(not r.reuses for r in out) and all(a < b for a, b in pairwise(order))
-    fine = fine and all(r.name.endswith("%") and 0 < r.density <= 1 for r in shares)
-    allowed = '"head", "reuse", "norms" and shares such as "0.5%", each dearer than the last'
+        kind, number = 0, FREE_RUNGS.get(name, math.nan)
+        rung = Rung(name, has_norms=name == "norms", reuses=name == "reuse")
+        if rank := re.fullmatch(r"rank (\d{1,2})", name):
+            kind, number = 1, int(rank[1])
+            rung = replace(rung, rank=int(rank[1]))
+            fine = fine and 1 <= number <= MAX_RANK
+        elif share := re.fullmatch(r"(\d+\.?\d*|\.\d+)%", name):
+            kind, number = 2, float(share[1]) / 100
+            rung = replace(rung, density=number)
+            fine = fine and 0 < number <= 1
+        out.append(rung)
+        order.append((kind, number))
+    fine = fine and not any(math.isnan(number) for _, number in order)
+    fine = fine and any(not r.reuses for r in out) and all(a < b for a, b in pairwise(order))
+    allowed = (
+        '"head", "reuse", "norms", ranks such as "rank 4" and shares such as "0.5%", each dearer '
+        "than the last"
+    )
     _require(fine, "rungs", list(names), allowed)
     return tuple(out)
 
@@ -77,8 +89,9 @@ class TSNSettings:
       ladder of `rungs`, each only if it is worth its bytes. 0 trains every task at `density`. By
       default 0.02 over a frozen base, else 0.
     - `rungs`: over a base the "head" alone; "reuse", a head over what an earlier task has added to
-      the base; "norms", own scales, shifts and biases; and densities of a difference, such as
-      "0.5%". Over an earlier task head and norms are one.
+      the base; "norms", own scales, shifts and biases; differences of low rank, such as "rank 4",
+      and sparse ones of a density, such as "0.5%", which come in their place. Over an earlier task
+      head and norms are one, and there are no low ranks.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
     - `first_bits`: the least width that "auto" tries.
@@ -122,7 +135,7 @@ class TSNSettings:
     difference_decay: float | None = None
     difference_lr: float | None = None
     price: float | None = None
-    rungs: tuple[str, ...] = ("head", "reuse", "norms", "0.5%", "2%", "5%")
+    rungs: tuple[str, ...] = ("head", "reuse", "norms", "rank 4", "0.5%", "2%", "5%")
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4

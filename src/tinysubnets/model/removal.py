@@ -68,6 +68,8 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
                 others = used if number != NO_BANK else np.zeros_like(used)
                 stay = bits if subnet.number in needed else new & others
                 left = _nameless(store, subnet, new, stay)
+                if subnet.rank and subnet.number in needed:
+                    left = _weights(subnet)
                 if subnet.number in gone:
                     num = 0 if left is None else left.num_new
                     kept, freed = kept + num, freed + subnet.num_new - num
@@ -159,19 +161,27 @@ def _nameless(
         _chosen(coded, has[i:j][had[i:j]])
         for coded, (i, j) in zip(subnet.own, segments, strict=True)
     )
+    return replace(_weights(subnet), packed_mask=PackedMask(left, layout.num_blocks), own=own,
+                   coded_mask=None)  # fmt: skip
+
+
+def _weights(subnet: Subnet) -> Subnet:
+    """A subnet's mask and own weights alone, without a name."""
     return Subnet(
         name="",
         classes=(),
         normalization=Normalization(),
         bank=subnet.bank,
-        packed_mask=PackedMask(left, layout.num_blocks),
+        packed_mask=subnet.packed_mask,
         bits=subnet.bits,
-        own=own,
+        own=subnet.own,
         task_params={},
         shapes={},
+        coded_mask=subnet.coded_mask,
         number=subnet.number,
         isolated=False,
         reference=subnet.reference,
+        rank=subnet.rank,
     )
 
 

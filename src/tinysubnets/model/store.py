@@ -169,6 +169,8 @@ class SubnetStore:
             raise TaskError(f"task {subnet.name!r} refers to a base, and the store has none.")
         if subnet.reference is None and subnet.bank == NO_BANK:
             raise TaskError(f"task {subnet.name!r} has neither a bank nor a reference.")
+        if subnet.rank and subnet.bank != NO_BANK:
+            raise TaskError(f"task {subnet.name!r} is of low rank, which no bank can hold.")
         if subnet.reference not in (None, BASE):
             found = [s for s in others if s.number == subnet.reference]
             if not found or found[0].isolated or subnet.isolated:
@@ -195,7 +197,7 @@ class SubnetStore:
         - `earlier`: those entries, in order.
         - `owned`: all that their masks hold, at one bit per block.
         """
-        if subnet.adds_nothing:
+        if not subnet.has_mask:
             return CodedMask(NO_REFERENCE, b"")
         kinds = [m.coded_mask.reference for m in earlier if m.coded_mask is not None]
         score_references = sum(k in (SCORES, FREE_SCORES) for k in kinds)
@@ -204,7 +206,7 @@ class SubnetStore:
             self.layout,
             subnet.bank,
             subnet.number,
-            {i: m.packed_mask.bits for i, m in enumerate(earlier) if not m.adds_nothing},
+            {i: m.packed_mask.bits for i, m in enumerate(earlier) if m.has_mask},
             owned,
         )
         scored = bool(subnet.name) and subnet.bank != NO_BANK
@@ -293,6 +295,9 @@ class SubnetStore:
         total = self.base_weights() if chain[-1].reference == BASE else None
         for entry in reversed(chain):
             if entry.adds_nothing and total is not None:
+                continue
+            if entry.rank and total is not None:
+                total = entry.low_rank_sum(total, self.layout)
                 continue
             mask = self.layout.expand(entry.mask)
             if entry.bank == NO_BANK:

@@ -16,6 +16,8 @@ from tinysubnets.coding.bits import pack_mask, unpack_mask
 from tinysubnets.coding.grids import Grid, check_grid, grid_values, round_to_grid
 from tinysubnets.errors import TaskError
 from tinysubnets.nn.codebook import assign, fit, round_centroids
+from tinysubnets.nn.layout import Layout
+from tinysubnets.nn.low_rank import Factors
 from tinysubnets.tasks.checks import (
     channels_first,
     check_numbers,
@@ -199,6 +201,8 @@ class Subnet:
     - `reference`: the number of an earlier subnet, or `BASE`: what the mask holds is added to the
       decoded weights of that one. None where the weights are what the mask holds, and 0 elsewhere.
     - `adds_to_base`: whether task-specific parameters that the base has too are added to its own.
+    - `rank`: above 0 there is no bank, the mask is empty, and `own` has the factors of a difference
+      of that rank to what `reference` names; see `nn.low_rank`.
     - `rotations`: 0 where the head has an output per class. Else it has one per class and rotation
       of an image, and a known task is answered by so many of them, 1 or 4; see `tasks.rotations`.
     """
@@ -224,6 +228,7 @@ class Subnet:
     routing: Mapping[str, Tensor] = field(default_factory=dict)
     reference: int | None = None
     adds_to_base: bool = False
+    rank: int = 0
     rotations: int = 0
 
     def __repr__(self) -> str:
@@ -265,6 +270,15 @@ class Subnet:
     def adds_nothing(self) -> bool:
         """Whether it has no bank and an empty mask: its weights are those that it refers to."""
         return self.bank == NO_BANK and self.num_new == 0
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether a mask says where its own weights are; others may be coded against it."""
+        return not self.adds_nothing and not self.rank
+
+    def low_rank_sum(self, weights: Tensor, layout: Layout) -> Tensor:
+        """The flat weights that it refers to, and what its factors add to them."""
+        return Factors(layout, self.rank).sum(weights, torch.cat([c.decode() for c in self.own]))
 
     def check_inputs(self, inputs: Tensor) -> None:
         """Refuse a batch of raw inputs that a network would take for something else."""
