@@ -247,6 +247,8 @@ def test_layout_maps_blocks_to_weights_and_back() -> None:
     layout = Layout(Architecture(net).shared, 4)
     assert layout.num_weights == 12 and layout.num_blocks == 4
     assert layout.block_sizes.tolist() == [4, 2, 4, 2]
+    some = torch.rand(20, layout.num_blocks) < 0.5  # short blocks, at the ends of rows, count less
+    assert [layout.count(m) for m in some] == (some * layout.block_sizes).sum(1).tolist()
     wide = [1.0] * 4 + [2.0] * 2 + [3.0] * 4 + [4.0] * 2
     assert layout.expand(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == wide
     assert layout.sum(torch.arange(12.0)).tolist() == [6.0, 9.0, 30.0, 21.0]

@@ -46,6 +46,17 @@ def test_help_and_lists_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout
 
 
+def test_a_run_that_compiles_nothing_loads_no_compiler(tmp_path: Path) -> None:
+    words = ["run", "permuted-digits", *small_options(), "--out", str(tmp_path / "run")]
+    code = (
+        f"import sys\nfrom tinysubnets.cli import main\nstatus = main({words!r})\n"
+        "heavy = {'torch._dynamo', 'torch._inductor', 'sympy'} & set(sys.modules)\n"
+        "sys.exit(f'{heavy}' if heavy else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_command_prints_help(capsys: pytest.CaptureFixture) -> None:
     assert main([]) == 0
     told = capsys.readouterr().out

@@ -45,6 +45,17 @@ def test_permuted_digits() -> None:
     assert torch.equal(first.train.labels, second.train.labels)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_permuted_images_are_the_same_on_every_device(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    made = scenarios.build("permuted-digits", seed=1)
+    for index in (0, 1, 1, 2):
+        split = made.task(index).valid
+        found = split.on(torch.device(device))
+        assert found.device.type == device and torch.equal(found.cpu(), split.inputs())
+
+
 def test_digits_have_the_pixels_of_pictures() -> None:
     for split in ("train", "test"):
         inputs = sets.digits(split).inputs

@@ -225,9 +225,31 @@ def test_every_optimizer_that_can_be_set_can_be_made() -> None:
         made = make_optimizer(
             trainer().module.groups(), TrainingSettings(optimizer=name), torch.device("cpu")
         )
-        assert type(made) is OPTIMIZERS[name].torch_class
+        assert type(made) is OPTIMIZERS[name].made
+        assert isinstance(made, OPTIMIZERS[name].torch_class)
     with pytest.raises(SettingError, match=r"lamb.*Known: adam, adamw, sgd"):
         make_optimizer({}, TrainingSettings(optimizer="lamb"), torch.device("cpu"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_without_torch_s_wrappers_updates_to_the_same_bits(name: str) -> None:
+    settings, device = TrainingSettings(optimizer=name, weight_decay=0.1), torch.device("cpu")
+    kind, finals = OPTIMIZERS[name], []
+    for make in (kind.torch_class, kind.made):
+        weights = torch.nn.Parameter(torch.linspace(-1, 1, 9))
+        optimizer: Any = make
+        optimizer = optimizer([weights], weight_decay=0.1, **kind.arguments(settings, device))
+        for step in range(3):
+            optimizer.zero_grad()
+            (weights * (step + 1)).sin().sum().backward()
+            optimizer.step()
+        again: Any = make
+        again = again([weights], **kind.arguments(settings, device))
+        again.load_state_dict(optimizer.state_dict())
+        (weights**2).sum().backward()
+        again.step()
+        finals.append(weights.detach().clone())
+    assert torch.equal(*finals) and not torch.equal(finals[0], torch.linspace(-1, 1, 9))
 
 
 def test_scores_have_a_rate_of_their_own_and_no_decay() -> None:

@@ -76,6 +76,19 @@ def generator(device: torch.device | str, *parts: int | str) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(key(*parts) & (_MASK >> 1))
 
 
+def seed_torch_(seed: int, devices: Sequence[torch.device] = ()) -> None:
+    """Seed torch's global generators: that of the CPU, and those of some GPUs.
+
+    `torch.manual_seed` does so for all devices, but in some versions loads the compiler, seconds.
+    """
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 @contextmanager
 def global_generators_kept(devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """The global generators of torch, numpy and Python inside, and as they were outside.

@@ -24,7 +24,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets import __version__, config, scenarios
+from tinysubnets import __version__, config, scenarios, seeds
 from tinysubnets.errors import SettingError, unknown
 from tinysubnets.experiments import methods as learners
 from tinysubnets.experiments.metrics import MATRICES, MatrixKind
@@ -344,7 +344,7 @@ def build_architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Arc
         name, settings = _network_for(shape, settings)
     # Forked and seeded: weights of the network matter where learning starts from them.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seeds.seed_torch_(seed)
         if is_pretrained:
             net = networks.pretrained(name, weights, **settings)
         else:

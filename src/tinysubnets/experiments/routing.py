@@ -39,6 +39,7 @@ class Routed:
         self.subnets, _ = candidates(store, probe.data.inputs(slice(0, metrics.CHUNK)), None)
         self.claims = self._claims(self.subnets)
         self.labels = probe.data.labels
+        self._last: tuple[tuple[str, ...], tuple[Routing, Claims]] | None = None
 
     def _claims(self, subnets: Sequence[Subnet]) -> Claims:
         """What some tasks say, read batch by batch: large test sets stay on disk."""
@@ -49,7 +50,16 @@ class Routed:
         return router.claims(raw, batch_size=size)
 
     def among(self, names: Sequence[str]) -> tuple[Routing, Claims]:
-        """Who wins if these are the candidates, as far as they take such inputs."""
+        """Who wins if these are the candidates, as far as they take such inputs.
+
+        The answer is kept until others are the candidates.
+        """
+        key = tuple(names)
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._among(names)
+        return self._last[1]
+
+    def _among(self, names: Sequence[str]) -> tuple[Routing, Claims]:
         places = [i for i, s in enumerate(self.subnets) if s.name in names]
         router = Router(self.store, [self.subnets[i] for i in places], self.rule)
         if set(router.weights) <= set(self.claims.parts):
@@ -75,7 +85,7 @@ class Routed:
         scores = scores[: count * together].reshape(together, count, -1)
         chosen = np.tile(scores.sum(0).argmax(1), together)  # sample i is in batch i % count
         if scenario_type == "task":
-            return float((np.array(routing.candidates)[chosen] == self.probe.name).mean())
+            return float(_is_task(routing, self.probe.name)[chosen].mean())
         answers = claims.answers.numpy()[np.arange(len(chosen)), chosen]
         classes = [self.store.subnet(n).classes for n in routing.candidates]
         # Classes of equal names have equal numbers, whichever task they are of.
@@ -86,8 +96,20 @@ class Routed:
         wanted = np.array([numbers.get(c, -2) for c in self.probe.classes])
         right = table[chosen, answers] == wanted[self.labels[: len(chosen)].numpy()]
         if scenario_type == "class-IL":
-            right &= np.array(routing.candidates)[chosen] == self.probe.name
+            right &= _is_task(routing, self.probe.name)[chosen]
         return float(right.mean())
+
+
+def _is_task(routing: Routing, name: str) -> np.ndarray:
+    """Which of the candidates is the task of that name, bool [candidates]."""
+    return np.array([candidate == name for candidate in routing.candidates])
+
+
+def _counts(routing: Routing, names: Sequence[str]) -> list[int]:
+    """How many inputs each task of some names wins."""
+    counts = np.bincount(routing.chosen, minlength=len(routing.candidates)).tolist()
+    won = dict(zip(routing.candidates, counts, strict=True))
+    return [won.get(name, 0) for name in names]
 
 
 def without_task(
@@ -106,43 +128,50 @@ def without_task(
     finally:
         store.decoded_bytes = usual
     names = [p.name for p in probes]
-    final = [r.among(names)[0] for r in routed]
     same = len({frozenset(p.classes) for p in probes}) == 1
     types = ("class-IL", "domain-IL") if same else ("class-IL",)
-    found = [f.tasks == p.name for f, p in zip(final, probes, strict=True)]
+    # In this order the answers among all tasks, with which the rows end, are used while kept.
+    matrices = _matrices(routed, names, types)
+    final = [r.among(names)[0] for r in routed]
+    together = _together(routed, names, types)
+    entropy_rule = {
+        "task_accuracy" if t == "task" else t: float(
+            np.mean([r.right(names, t, rule=BASELINE) for r in routed])
+        )
+        for t in ("task", *types)
+    }
+    found = [_is_task(f, p.name)[f.chosen] for f, p in zip(final, probes, strict=True)]
     out: dict[str, Any] = {
         "rule": final[0].rule,
         "passes": Router(store, list(store.subnets.values()), rule).passes(),
         "task_accuracy": float(np.mean([f.mean() for f in found])),
-        "confusion": [[int((f.tasks == n).sum()) for n in names] for f in final],
+        "confusion": [_counts(f, names) for f in final],
         "confidence": _confidences(final, found),
         "unknown": _unknown(routed, names, final),
-        "together": _together(routed, names, types),
-        "entropy_rule": {
-            "task_accuracy" if t == "task" else t: float(
-                np.mean([r.right(names, t, rule=BASELINE) for r in routed])
-            )
-            for t in ("task", *types)
-        },
+        "together": together,
+        "entropy_rule": entropy_rule,
     }
     for scenario_type in ("class-IL", "domain-IL"):
         out[scenario_type] = None
         if scenario_type in types:
-            matrix = _matrix(routed, names, scenario_type)
+            matrix = matrices[scenario_type]
             summary = metrics.summary(matrix, [len(p.classes) for p in probes])
             kept = ("average_accuracy", "backward_transfer", "forgetting")
             out[scenario_type] = {k: summary[k] for k in kept} | {"matrix": matrix}
     return out | {"seconds": time.perf_counter() - begin}
 
 
-def _matrix(
-    routed: Sequence[Routed], names: Sequence[str], scenario_type: str
-) -> list[metrics.Row]:
+def _matrices(
+    routed: Sequence[Routed], names: Sequence[str], types: Sequence[str]
+) -> dict[str, list[metrics.Row]]:
     """The accuracy on task j among the first i tasks, up to the diagonal; None above it."""
-    rows: list[metrics.Row] = []
+    rows: dict[str, list[metrics.Row]] = {t: [] for t in types}
     for last in range(len(names)):
-        row: metrics.Row = [r.right(names[: last + 1], scenario_type) for r in routed[: last + 1]]
-        rows.append(row + [None] * (len(names) - last - 1))
+        above: metrics.Row = [None] * (len(names) - last - 1)
+        first = names[: last + 1]
+        cells = [[r.right(first, t) for t in types] for r in routed[: last + 1]]
+        for place, scenario_type in enumerate(types):
+            rows[scenario_type].append([*(c[place] for c in cells), *above])
     return rows
 
 

@@ -65,7 +65,8 @@ class Bank:
 
     def free_per_tensor(self) -> tuple[int, ...]:
         """How many blocks of each tensor are still free."""
-        return tuple(int((~self.owned[i:j]).sum()) for i, j in self.layout.block_segments)
+        segments = self.layout.block_segments
+        return tuple(j - i - int(self.owned[i:j].count_nonzero()) for i, j in segments)
 
 
 @dataclass(frozen=True)

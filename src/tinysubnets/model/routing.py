@@ -407,7 +407,9 @@ class Claims:
 
     def of(self, columns: Sequence[int]) -> Claims:
         """The claims of some of the tasks."""
-        where = torch.tensor(columns)
+        where: Tensor | slice = torch.tensor(columns)
+        if list(columns) == list(range(len(columns))):
+            where = slice(len(columns))  # the first tasks: nothing needs to be copied
         parts = {n: p[:, where] for n, p in self.parts.items()}
         return Claims(parts, self.answers[:, where], self.probability[:, where])
 
@@ -532,14 +534,19 @@ class Router:
 
         def note(column: int, rows: Tensor, told: Told) -> None:
             record = self.records[column] if self.records else None
-            wanted = asked[rows, column]
-            where = rows[wanted], column
-            for name in by_networks:
-                parts[name][where] = network_part(name, record, told).cpu()[wanted]
+            numbers = [network_part(name, record, told) for name in by_networks]
             if with_answers:
                 chance = told.logits.softmax(1).max(1)
-                answers[where] = chance.indices.cpu()[wanted]
-                probability[where] = chance.values.cpu()[wanted]
+                numbers += [chance.values, chance.indices]
+            # In one piece: each way from a GPU waits for all that was launched.
+            found = torch.stack([n.to(probability.dtype) for n in numbers]).cpu()
+            if shortlist is not None:
+                wanted = asked[rows, column]
+                rows, found = rows[wanted], found[:, wanted]
+            for name, values in zip(by_networks, found, strict=False):
+                parts[name][rows, column] = values
+            if with_answers:
+                probability[rows, column], answers[rows, column] = found[-2], found[-1].long()
 
         networks = list(range(count)) if by_networks or with_answers else []
         heads = self._heads(networks)
@@ -651,7 +658,7 @@ class Router:
         """A raw batch as a network sees it."""
         last = self._last
         if last is None or last[0] != normalization or last[1] is not raw:
-            last = self._last = normalization, raw, normalization(raw.to(self.store.device))
+            last = self._last = normalization, raw, self.store.seen(normalization, raw)
         return last[2]
 
     def _with_features(self, column: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -671,9 +678,9 @@ class Router:
 
         def together(raw: Tensor) -> list[Told]:
             raw = raw.to(store.device)
-            seen = subnets[0].normalization(raw)
+            seen = store.seen(subnets[0].normalization, raw)
             if not same:
-                seen = torch.stack([s.normalization(raw) for s in subnets])
+                seen = torch.stack([store.seen(s.normalization, raw) for s in subnets])
             try:
                 outputs = [network(stacked, turned(seen, k)) for k in range(subnets[0].num_turns)]
             except RuntimeError:  # a layer that vmap does not know
@@ -978,8 +985,7 @@ def decide(router: Router, claims: Claims, together: bool = False) -> Routing:
     typicality = torch.full((len(scores),), math.nan)
     unknown = torch.zeros(len(scores), dtype=torch.bool)
     if router.whole:
-        own = [claims.score(r.weights)[:, i] for i, r in enumerate(router.records)]
-        claim = torch.stack(own, 1).gather(1, chosen[:, None])[:, 0]
+        claim = _claim_of(router, claims, chosen)
         mean, deviation, least = (torch.tensor([r.score for r in router.records])[chosen]).unbind(1)
         typicality = (claim - mean) / deviation
         unknown = typicality < least
@@ -989,6 +995,18 @@ def decide(router: Router, claims: Claims, together: bool = False) -> Routing:
     return Routing(
         names, scores.numpy().copy(), typicality.numpy(), unknown.numpy().copy(), router.rule
     )
+
+
+def _claim_of(router: Router, claims: Claims, chosen: Tensor) -> Tensor:
+    """The score [samples] that each input's task gives by its own weights.
+
+    - `chosen`: int64 [samples], the place of that task.
+    """
+    claim = torch.zeros_like(claims.probability[:, 0])
+    for part in router.weights:  # those of every record, whose scores add them up in this order
+        weights = torch.tensor([r.weights[part] for r in router.records])
+        claim += weights[chosen] * claims.parts[part].gather(1, chosen[:, None])[:, 0]
+    return claim
 
 
 def predict(

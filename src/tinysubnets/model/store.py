@@ -106,6 +106,8 @@ class SubnetStore:
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
         self._records: dict[str, tuple[Subnet, Record | None]] = {}  # read when first routed
+        # On the device, where to bring them costs as much as a small network's pass.
+        self._affine: dict[Normalization, tuple[Tensor, Tensor]] = {}
         self.written: tuple[tuple[Subnet, tuple[bytes, ...]], ...] = ()
 
     def __repr__(self) -> str:
@@ -324,7 +326,7 @@ class SubnetStore:
     def _forget(self) -> None:
         """Drop what was made of subnets that are no longer the same."""
         self._decoded, self._by_number, self._records = (), {}, {}
-        self.written = ()
+        self.written, self._affine = (), {}
 
     def record(self, subnet: Subnet) -> Record | None:
         """What a task keeps to recognize its inputs, on the store's device; None if nothing."""
@@ -421,7 +423,7 @@ class SubnetStore:
         """
         if not subnet.rotations:
             return self.outputs(subnet, tensors, raw)
-        seen = subnet.normalization(raw.to(self.device))
+        seen = self.seen(subnet.normalization, raw)
         return joined_logits(
             lambda images: self.outputs(subnet, tensors, raw, images), seen, subnet.rotations
         )
@@ -439,8 +441,15 @@ class SubnetStore:
         - `seen`: the batch as the network sees it, where it was normalized, or turned, already.
         """
         with subnet.explained(raw):
-            seen = subnet.normalization(raw.to(self.device)) if seen is None else seen
+            seen = self.seen(subnet.normalization, raw) if seen is None else seen
             return self.architecture(tensors, seen)
+
+    def seen(self, normalization: Normalization, raw: Tensor) -> Tensor:
+        """A raw batch as a network sees it, on the store's device."""
+        affine = self._affine.get(normalization)
+        if affine is None:
+            affine = self._affine[normalization] = normalization.tensors(self.device)
+        return normalization.apply(raw.to(self.device), *affine)
 
     def _answers(self, task: str, inputs: Any) -> Tensor:
         """Logits to answer by: of inputs in the task's own scale, and none of them NaN."""

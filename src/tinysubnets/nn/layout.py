@@ -66,8 +66,11 @@ class Layout:
     def count(self, blocks: Tensor) -> int:
         """How many weights the chosen blocks hold; `blocks` is a mask, bool [blocks]."""
         if self.is_identity:
-            return int(blocks.sum())
-        return int((self.block_sizes.to(blocks.device) * blocks).sum())
+            return int(blocks.count_nonzero())
+        parts = [
+            b.count(blocks[i:j]) for b, (i, j) in zip(self.blocks, self.block_segments, strict=True)
+        ]
+        return int(torch.stack(parts).sum())
 
     def follows_in_kernel(self, positions: np.ndarray) -> np.ndarray:
         """Which of some sorted positions in the flat vector are in the kernel of the one before."""
@@ -147,6 +150,18 @@ class Blocks:
         rows = values.reshape(*lead, self.rows, self.cols)
         rows = torch.nn.functional.pad(rows, (0, per_row * self.width - self.cols))
         return rows.reshape(*lead, self.num, self.width).sum(-1)
+
+    def count(self, blocks: Tensor) -> Tensor:
+        """How many elements the chosen blocks hold, int64 []; `blocks` is a mask, bool [num].
+
+        Counting is many times faster than adding up sizes: those at the ends of rows are apart.
+        """
+        per_row = -(-self.cols // self.width)
+        missing = per_row * self.width - self.cols
+        total = blocks.count_nonzero() * self.width
+        if missing:
+            total -= blocks.view(self.rows, per_row)[:, -1].count_nonzero() * missing
+        return total
 
     def sizes(self) -> Tensor:
         """Number of elements in each block, int64 [num]."""

@@ -18,6 +18,7 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.masked import Compression, TaskModule
+from tinysubnets.nn.uncompiled import uncompiled
 
 PRUNED_BY = 0.4  # of all steps: then the density is the one asked for
 QUANTIZED_FROM = 0.5  # of all steps: values train freely before, and as they are stored afterwards
@@ -138,7 +139,7 @@ class MagnitudeModule(TaskModule):
             return self.free.detach().abs()
         return (self.layout.sum(self.free.detach().square()) / self.block_sizes).sqrt()
 
-    @torch.compiler.disable
+    @uncompiled
     @torch.no_grad()
     def mask(self) -> Tensor:
         """The blocks whose own values are large enough, bool [blocks]."""

@@ -31,6 +31,7 @@ from tinysubnets.nn.codebook import (
 from tinysubnets.nn.init import InitialState
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.topk import kernels_for, top_k_segments
+from tinysubnets.nn.uncompiled import uncompiled
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -175,7 +176,7 @@ class TaskModule(nn.Module):
         """float32 [N]: 1 where nobody owns a weight, else 0."""
         return (~self.owned_weights).float()
 
-    @torch.compiler.disable  # a search of its own; a compiler would only unroll it
+    @uncompiled  # a search of its own; a compiler would only unroll it
     @torch.no_grad()
     def mask(self) -> Tensor:
         """The mask of the current scores, bool [blocks]: exactly k blocks of each tensor.
@@ -285,7 +286,7 @@ class TaskModule(nn.Module):
             self.free, self.scores, self.layout, mask, self.owned_weights, self.values()
         )
 
-    @torch.compiler.disable  # a kernel already
+    @uncompiled  # a kernel already
     def _fused(self, mask: Tensor) -> Tensor:
         kernels = kernels_for(self.free)
         if kernels is None:

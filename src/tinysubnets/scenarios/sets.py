@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tinysubnets.errors import TaskError
 from tinysubnets.scenarios.settings import DataSettings
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.preprocessing import Preprocessing
+from tinysubnets.tasks.rearranged import RearrangedInputs
 from tinysubnets.tasks.task import Split, Task, fitted_normalization, stratified
 
 DIGITS_TEST_SHARE = 0.2
@@ -89,6 +91,8 @@ def make_task(
         )
         if len(tested) == 0:
             raise TaskError(f"task {name!r}: its test set has no sample of its classes.")
+        if len(tested) == len(test.labels):  # all of them, in their order: they need no copy
+            tested = replace(tested, index=None)
     if name not in known:
         known[name] = _normalization(name, learned)
     return Task(
@@ -118,11 +122,10 @@ def _part(
     if limit is not None and len(index) > limit:
         kept = _evenly(labels, limit, path)
         index, labels = index[kept], labels[kept]
-    # A tensor shares the array's memory; a memory map must stay one, to be read piece by piece.
+    # A tensor shares the array's memory; others are read piece by piece.
     inputs = source.inputs
-    return Split(
-        inputs if isinstance(inputs, np.memmap) else torch.from_numpy(inputs), labels, index
-    )
+    is_read = isinstance(inputs, (np.memmap, RearrangedInputs))
+    return Split(inputs if is_read else torch.from_numpy(inputs), labels, index)
 
 
 def _evenly(labels: Tensor, limit: int, path: tuple[int | str, ...]) -> Tensor:

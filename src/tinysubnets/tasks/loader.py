@@ -56,7 +56,7 @@ class DeviceLoader:
         self.memory_format = torch.contiguous_format
         self.resident: Tensor | None = None
         if split.size_bytes() <= resident_bytes:
-            self.resident = split.inputs().to(self.device)
+            self.resident = split.on(self.device)
 
     def __len__(self) -> int:
         return len(self.split)

@@ -40,6 +40,7 @@ from tinysubnets.tasks.checks import (
 )
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.preprocessing import Preprocessing
+from tinysubnets.tasks.rearranged import RearrangedInputs
 from tinysubnets.tasks.sources import class_names, is_dataset, labeled
 
 # Fewer validation samples than this cannot tell which epoch is best, nor what a weight is worth.
@@ -75,6 +76,13 @@ class Split:
         return (
             picked if isinstance(picked, Tensor) else torch.from_numpy(np.ascontiguousarray(picked))
         )
+
+    def on(self, device: torch.device) -> Tensor:
+        """All raw inputs of this split on a device."""
+        if isinstance(self.source, RearrangedInputs):
+            where = torch.arange(len(self)) if self.index is None else self.index
+            return self.source.on(where, device)
+        return self.inputs().to(device)
 
     def size_bytes(self) -> int:
         """The bytes that all inputs of this split take in memory."""

@@ -113,8 +113,11 @@ class Training:
         self.rank_noise: distributed.RankNoise | None = None
         if distributed.is_active():
             self._train_in_parallel_()
-        for loader in (self.train, self.valid):
-            loader.prefer_channels_last_(self._try)
+        self.train.prefer_channels_last_(self._try)
+        if min(len(self.train), len(self.valid)) > 1:  # tried with as many images: the same answer
+            self.valid.memory_format = self.train.memory_format
+        else:
+            self.valid.prefer_channels_last_(self._try)
 
     def _try(self, inputs: Tensor) -> Tensor:
         """Send inputs through the network as it is evaluated and trained; nothing is changed."""

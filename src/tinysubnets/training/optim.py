@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -22,17 +23,62 @@ ADAM_EPS = 1e-8  # torch's own default, for all but mask scores
 LONG = 1 << 14  # values: shorter parameters are left to torch, which updates many in one launch
 
 
+# Torch wraps the methods of its optimizers so that `torch.compile` goes around them. The wrappers
+# load the compiler: seconds in every run, although nothing here compiles an optimizer.
+
+
+def _plain_step(torch_class: type[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """The `step` of an optimizer of torch without what torch wraps around it."""
+    step = unwrap(torch_class.step)
+
+    def plain_step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+        """One update of all parameters."""
+        with torch.no_grad():
+            return step(self, closure)
+
+    return plain_step
+
+
+class _Plain(torch.optim.Optimizer):
+    """What all optimizers have beside their step, without what torch wraps around it."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class Adam(_Plain, torch.optim.Adam):
+    """Torch's Adam, which loads no compiler."""
+
+    step = _plain_step(torch.optim.Adam)
+
+
+class AdamW(_Plain, torch.optim.AdamW):
+    """Torch's AdamW, which loads no compiler."""
+
+    step = _plain_step(torch.optim.AdamW)
+
+
+class SGD(_Plain, torch.optim.SGD):
+    """Torch's SGD, which loads no compiler."""
+
+    step = _plain_step(torch.optim.SGD)
+
+
 @dataclass(frozen=True)
 class OptimizerKind:
     """One optimizer: its torch class, the arguments it is made with, and its kernel.
 
-    `arguments` makes them from the settings and the device. `kernel` names a function of
-    `tinysubnets.kernels` that updates one parameter in place, given its state and its group, None
-    where there is none; `initial_state` is the state that this kernel begins with, as torch's first
-    step would make it, and `unsupported` the options of a group that the kernel does not know.
+    `made` is the class above that is made of it. `arguments` makes its arguments from the settings
+    and the device. `kernel` names a function of `tinysubnets.kernels` that updates one parameter in
+    place, given its state and its group, None where there is none; `initial_state` is the state
+    that this kernel begins with, as torch's first step would make it, and `unsupported` the options
+    of a group that the kernel does not know.
     """
 
     torch_class: type[torch.optim.Optimizer]
+    made: type[torch.optim.Optimizer]
     arguments: Callable[[TrainingSettings, torch.device], dict[str, Any]]
     kernel: str | None = None
     initial_state: Callable[[Tensor], dict[str, Tensor]] | None = None
@@ -67,10 +113,11 @@ _ADAM: dict[str, Any] = {
     "unsupported": ("amsgrad", "maximize"),
 }
 OPTIMIZERS: dict[str, OptimizerKind] = {
-    "adam": OptimizerKind(torch.optim.Adam, **_ADAM),
-    "adamw": OptimizerKind(torch.optim.AdamW, **_ADAM),
+    "adam": OptimizerKind(torch.optim.Adam, Adam, **_ADAM),
+    "adamw": OptimizerKind(torch.optim.AdamW, AdamW, **_ADAM),
     "sgd": OptimizerKind(
         torch.optim.SGD,
+        SGD,
         arguments=_sgd_arguments,
         kernel="sgd_",
         initial_state=_sgd_state,
@@ -108,7 +155,7 @@ def make_optimizer(
         row["params"].extend(parameters)
     rows = [r for r in table.values() if r["params"]]
     kind = OPTIMIZERS[settings.optimizer]
-    make: Any = kind.torch_class
+    make: Any = kind.made
     return make(rows, **kind.arguments(settings, device))
 
 
@@ -166,5 +213,5 @@ def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 def _kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind | None:
     """The entry of exactly this class: a subclass, as AdamW is of Adam, may update otherwise."""
-    kinds = [k for k in OPTIMIZERS.values() if k.torch_class is type(optimizer)]
+    kinds = [k for k in OPTIMIZERS.values() if type(optimizer) in (k.torch_class, k.made)]
     return kinds[0] if kinds else None

@@ -70,7 +70,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """
     devices = [device] if device.type == "cuda" else []
     with seeds.global_generators_kept(devices):
-        torch.manual_seed(seed)
+        seeds.seed_torch_(seed, devices)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         yield
