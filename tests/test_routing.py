@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -250,6 +252,29 @@ def test_all_networks_in_one_pass_say_the_same() -> None:
     assert np.allclose(
         one_by_one.scores, learner.store.route(inputs, stacked=True).scores, atol=1e-3
     )
+
+
+def test_what_is_stacked_is_kept_while_the_tasks_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, _, _ = mixed()
+    store = copy.deepcopy(learned().store)
+    first = store.route(inputs, rule="energy", stacked=True).scores
+    whole, made = sum(t.numel() for t in store.tensors(store.tasks[0]).values()), []
+    usual = torch.stack
+
+    def stack(tensors: Sequence[Tensor], *others: Any, **more: Any) -> Tensor:
+        made.append(sum(t.numel() for t in tensors))
+        return usual(tensors, *others, **more)
+
+    monkeypatch.setattr(torch, "stack", stack)
+    assert np.array_equal(store.route(inputs, rule="energy", stacked=True).scores, first)
+    assert sum(n for n in made if n % whole == 0) == 0 and max(made, default=0) < whole
+    some = list(store.tasks[1:])  # others, in the same places
+    apart = store.route(inputs, rule="energy", stacked=True, among=some).scores
+    assert np.allclose(apart, first[:, 1:], atol=1e-4) and sum(made) >= len(some) * whole
+    store.remove(store.tasks[0])
+    assert np.allclose(store.route(inputs, rule="energy", stacked=True).scores, apart, atol=1e-4)
 
 
 def test_a_shortlist_asks_few_networks() -> None:

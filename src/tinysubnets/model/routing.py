@@ -671,7 +671,10 @@ class Router:
     def _stack(self, group: Sequence[int], networks: Sequence[dict[str, Tensor]]) -> Any:
         """All tasks of a group in one pass over stacked tensors, or one by one where that fails."""
         store, subnets = self.store, [self.subnets[c] for c in group]
-        stacked = {n: torch.stack([t[n] for t in networks]) for n in networks[0]}
+        if "features" in self.weights:  # rows that not all uses of a task have
+            stacked = {n: torch.stack([t[n] for t in networks]) for n in networks[0]}
+        else:
+            stacked = store.stacked(subnets, networks)
         same = len({s.normalization for s in subnets}) == 1
         network = torch.func.vmap(store.architecture, in_dims=(0, None if same else 0))
         singles = [self._prepared([column]) for column in group]

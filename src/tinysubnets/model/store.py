@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
+from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any, overload
 
@@ -59,6 +59,7 @@ from tinysubnets.training.precision import arithmetic
 DEFAULT_BATCH = 500
 MAX_DECODED = 128  # tasks that stay decoded for their next use
 DECODED_BYTES = 48 << 20  # within what a reader may take beside the model, FORMAT.md
+DECODED_BYTES_GPU = 1 << 30  # to decode a task and bring it there takes longer than its pass
 
 
 class SubnetStore:
@@ -102,8 +103,9 @@ class SubnetStore:
         self.saved_as: str | None = None
         self.is_partial = False
         self.began_ns = time.time_ns()
-        self.decoded_bytes = DECODED_BYTES
+        self.decoded_bytes = DECODED_BYTES if self.device.type == "cpu" else DECODED_BYTES_GPU
         self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
+        self._stacked: tuple[tuple[Subnet, ...], dict[str, Tensor]] = (), {}  # those used last
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
         self._records: dict[str, tuple[Subnet, Record | None]] = {}  # read when first routed
         # On the device, where to bring them costs as much as a small network's pass.
@@ -326,6 +328,7 @@ class SubnetStore:
     def _forget(self) -> None:
         """Drop what was made of subnets that are no longer the same."""
         self._decoded, self._by_number, self._records = (), {}, {}
+        self._stacked = (), {}
         self.written, self._affine = (), {}
 
     def record(self, subnet: Subnet) -> Record | None:
@@ -374,6 +377,22 @@ class SubnetStore:
         num = max(1, min(MAX_DECODED, self.decoded_bytes // max(1, size)))
         self._decoded = (*known, (subnet, decoded))[-num:]
         return decoded
+
+    def stacked(
+        self, subnets: Sequence[Subnet], networks: Sequence[Mapping[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The tensors of some tasks [tasks, …] by name; kept for the next use, as decoded ones are.
+
+        - `networks`: those of each task, as `tensors` gives them, all of equal shapes.
+        """
+        known, tensors = self._stacked
+        if len(known) == len(subnets) and all(map(is_, known, subnets)):
+            return tensors
+        tensors = {n: torch.stack([t[n] for t in networks]) for n in networks[0]}
+        size = sum(t.numel() * t.element_size() for t in tensors.values())
+        if size <= self.decoded_bytes:
+            self._stacked = tuple(subnets), tensors
+        return tensors
 
     def task_tensors(self, subnet: Subnet) -> dict[str, Tensor]:
         """The task-specific parameters of a task, those of the base that it uses too, by name."""
