@@ -25,6 +25,8 @@ from tinysubnets.method.pruning import (
 from tinysubnets.model import subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
+from tinysubnets.training import stages
+from tinysubnets.training.stages import SparseMatrix
 
 PATH = (0, "task", 3)
 
@@ -269,12 +271,21 @@ def test_pruning_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("make", [mlp, batch_norms, overwriting])
+@pytest.mark.parametrize("sparse", [False, True])
 def test_stages_make_the_decisions_of_the_whole_network(
-    make: Any, monkeypatch: pytest.MonkeyPatch
+    make: Any, sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    masks = []
+    masks, products = [], []
+    if sparse:  # as if layers were large, and little of them was kept
+        monkeypatch.setattr(stages, "SPARSE_FROM", 1)
+        monkeypatch.setattr(stages, "SPARSE_BELOW", 1.0)
+    real = SparseMatrix.without
+    monkeypatch.setattr(
+        SparseMatrix, "without", lambda *parts: products.append(parts) or real(*parts)
+    )
     for whole in (False, True):
         if whole:
+            assert bool(products) == (sparse and torch.backends.mkl.is_available())
             monkeypatch.setattr(compress, "stages_of", lambda architecture: [])
         learn = learner(make(), density=0.6, max_banks=1, pruning={"step": 0.03}, bits=4)
         masks.append([learned(learn, task(f"t{n}", seed=n)).mask for n in range(2)])

@@ -12,7 +12,12 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.task import Task
 from tinysubnets.training import evaluate, stages
-from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, stages_of
+from tinysubnets.training.stages import (
+    ChangedInputError,
+    SparseMatrix,
+    StagedEvaluation,
+    stages_of,
+)
 
 SAMPLES = 48
 
@@ -119,6 +124,31 @@ def test_only_what_follows_a_change_is_computed() -> None:
     assert computed(tensors | first) == 3
     assert computed(tensors | first | last) == 1  # the first two are those of the rejected trial
     assert computed(tensors) == 0
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no sparse products here")
+def test_large_layers_of_which_little_is_kept_are_sparse_products() -> None:
+    size = 600
+    net = stack(nn.Linear(6, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), head=size)
+    architecture, tensors, task = problem(net, (6,))
+    made, _, valid = staged(architecture, task)
+    small, large = (s.name for s in architecture.shared)
+    assert sum((s.matrices for s in made.stages), ()) == (small, large)
+    generator = torch.Generator().manual_seed(2)
+    kept = torch.rand(size, size, generator=generator) < 0.05
+    tensors[large] = torch.where(kept, 20 * tensors[large], 0.0)
+    matrix = SparseMatrix.of(tensors[large])
+    assert matrix is not None and len(matrix.places) == int(kept.sum())
+    lost = torch.rand(size, size, generator=generator) < 0.5
+    thinner = tensors | {large: tensors[large].masked_fill(lost, 0.0)}
+    assert torch.equal(matrix.without(lost).to_dense(), thinner[large])
+    told = keys(architecture, tensors)
+    whole = evaluate.count_correct(architecture, thinner, valid)
+    counts = made.count(tensors | {large: matrix.without(lost)}, told)
+    torch.testing.assert_close(counts, whole, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(made.count(tensors, told | {large: b""}), counts)  # the whole matrix
+    for other in (tensors[small], torch.ones(size, size), torch.zeros(size, size, 1)):
+        assert SparseMatrix.of(other) is None  # small, full, no matrix
 
 
 def test_a_network_that_is_no_chain_has_no_stages() -> None:

@@ -35,7 +35,13 @@ from tinysubnets.training.evaluate import (
 )
 from tinysubnets.training.loop import Training
 from tinysubnets.training.precision import arithmetic
-from tinysubnets.training.stages import ChangedInputError, StagedEvaluation, stages_of
+from tinysubnets.training.stages import (
+    ChangedInputError,
+    SparseMatrix,
+    Stage,
+    StagedEvaluation,
+    stages_of,
+)
 
 MAX_BITS = 8
 TASK_PARAM_LEVELS = (4, 5, 6, 8, 16, 32)
@@ -239,6 +245,7 @@ class Compressor:
             samples=samples,
             precision=training.settings.precision,
         )
+        sparse = self._sparse(stages, all_tensors, without)
         # The last versions of each tensor: its part of the mask, the same as bytes, its weights.
         versions: list[list[tuple[Tensor, bytes, Tensor]]] = [[] for _ in layout.shared]
 
@@ -248,8 +255,12 @@ class Compressor:
                 whole = all_tensors[layout.shared[place].name]
                 lost = ~layout.blocks[place].expand(mask).view(whole.shape)
                 key = pack_mask(mask.cpu().numpy()).tobytes()
-                none = without[layout.shared[place].name]
-                known = mask.clone(), key, torch.where(lost, none, whole)
+                few = sparse.get(layout.shared[place].name)
+                if few is None:
+                    none = without[layout.shared[place].name]
+                    known = mask.clone(), key, torch.where(lost, none, whole)
+                else:
+                    known = mask.clone(), key, few.without(lost)
             # Two are in use at a time: the one that is kept, and the one on trial.
             others = [v for v in versions[place] if v is not known]
             versions[place] = [*others[-1:], known]
@@ -269,6 +280,19 @@ class Compressor:
         except ChangedInputError:
             return None
         return measure
+
+    def _sparse(
+        self,
+        stages: Sequence[Stage],
+        tensors: Mapping[str, Tensor],
+        without: Mapping[str, Tensor],
+    ) -> dict[str, SparseMatrix]:
+        """The large linear layers of which little is kept, and that have nothing elsewhere."""
+        if self.training.settings.precision == "bfloat16":  # of products that autocast knows
+            return {}
+        names = [n for stage in stages for n in stage.matrices if not without[n].any()]
+        found = {n: SparseMatrix.of(tensors[n]) for n in names}
+        return {n: matrix for n, matrix in found.items() if matrix is not None}
 
     def task_params(
         self, compressed: Compressed, settings: TaskParamSettings

@@ -4,10 +4,14 @@ Post-pruning measures a network dozens of times, each time with a few weights of
 layers before that one answer as they did before; so their outputs are remembered. It works
 for chains, that is for `nn.Sequential` with anything inside; other networks are measured as a
 whole, by `evaluate.count_correct`.
+
+Large linear layers of which little is kept are multiplied as sparse matrices on a CPU: of 2048 x
+2048 weights at 2.5 % in a sixteenth of the time. Their sums round differently in the last bits.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,6 +27,7 @@ from tinysubnets.training.evaluate import EVAL_BATCH, count_answers, pooled_stat
 from tinysubnets.training.precision import arithmetic
 
 REMEMBERED_BYTES = 1 << 29  # of stages' outputs; the least recently used are forgotten first
+SPARSE_FROM, SPARSE_BELOW = 1 << 18, 0.1  # weights of a sparse matrix, and the share that is kept
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,13 @@ class Stage:
     - `parts`: the stage's modules in the two modes of evaluation.
     - `shared`: the names of the shared weights inside.
     - `running_stats`: the names of its running means and variances.
+    - `matrices`: the names of shared weights that may be given as sparse matrices.
     """
 
     parts: Mapping[Mode, nn.Module]
     shared: tuple[str, ...]
     running_stats: tuple[str, ...]
+    matrices: tuple[str, ...]
 
 
 def stages_of(architecture: Architecture) -> list[Stage]:
@@ -54,6 +61,7 @@ def stages_of(architecture: Architecture) -> list[Stage]:
     stages = []
     for start, stop in zip(starts, [*starts[1:], len(links)], strict=True):
         own = [n for part in names[start:stop] for n in part]
+        linear = {f"{path}.weight" for path, m in links[start:stop] if _is_linear(m)}
         parts: dict[Mode, nn.Module] = {}
         for mode in ("eval", "calibrate"):
             part = nn.Sequential(*_lean([m for _, m in flat[mode][start:stop]]))
@@ -64,17 +72,80 @@ def stages_of(architecture: Architecture) -> list[Stage]:
                 parts,
                 tuple(n for n in own if n in shared),
                 tuple(n for n in own if n in stats),
+                tuple(n for n in own if n in shared & linear),
             )
         )
     return stages
 
 
 def _lean(modules: list[nn.Module]) -> Iterator[nn.Module]:
-    """The modules, with each ReLU behind a BatchNorm in place: fresh memory costs as much again."""
-    yield modules[0]
-    for before, module in pairwise(modules):
-        follows = isinstance(before, _NormBase) and type(module) is nn.ReLU
-        yield nn.ReLU(inplace=True) if follows else module
+    """The modules, with each ReLU behind a BatchNorm in place: fresh memory costs as much again.
+
+    Linear layers take sparse weights as well.
+    """
+    for before, module in pairwise([None, *modules]):
+        assert module is not None
+        if isinstance(before, _NormBase) and type(module) is nn.ReLU:
+            yield nn.ReLU(inplace=True)
+        else:
+            yield _Linear(module) if _is_linear(module) else module
+
+
+def _is_linear(module: nn.Module) -> bool:
+    plain = type(module) is nn.Linear
+    return plain and not module._forward_hooks and not module._forward_pre_hooks
+
+
+class _Linear(nn.Module):
+    """A linear layer whose weight may be a sparse matrix."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        assert isinstance(layer, nn.Linear)
+        weight, bias = layer.weight, layer.bias
+        if weight.layout is torch.strided:
+            outputs: Tensor = layer(x)
+            return outputs
+        output = (weight @ x.flatten(0, -2).t()).t()
+        output = output if bias is None else output + bias
+        return output.unflatten(0, x.shape[:-1]) if x.ndim != 2 else output
+
+
+@dataclass(frozen=True)
+class SparseMatrix:
+    """A matrix of which little is kept, from which more can be dropped.
+
+    - `whole`: it as a sparse matrix.
+    - `places`: where its values stand in the flat matrix, int64 [values].
+    """
+
+    whole: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> SparseMatrix | None:
+        """The matrix; None where it is not worth it, or not possible on this machine."""
+        can = weight.device.type == "cpu" and torch.backends.mkl.is_available()
+        if not can or weight.ndim != 2 or weight.numel() < SPARSE_FROM:
+            return None
+        if int(weight.count_nonzero()) > SPARSE_BELOW * weight.numel():
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that such matrices are in beta state
+            whole = weight.detach().to_sparse_csr()
+        return cls(whole, weight.flatten().nonzero().flatten())
+
+    def without(self, lost: Tensor) -> Tensor:
+        """The sparse matrix with zeros where weights are lost, bool [rows, columns]."""
+        values = self.whole.values().masked_fill(lost.flatten()[self.places], 0.0)
+        rows, columns = self.whole.crow_indices(), self.whole.col_indices()
+        return torch.sparse_csr_tensor(
+            rows, columns, values, self.whole.shape, check_invariants=False
+        )
 
 
 def _links(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
