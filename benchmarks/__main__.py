@@ -68,6 +68,8 @@ def _all(device: torch.device, quick: bool, data: str | None) -> dict[str, Any]:
     large = ("permuted-mnist", "split-cifar100", "tiny-imagenet")
     for scenario in large if gpu else ("permuted-digits",):
         table[f"run {scenario}"] = partial(runs.share_of_training, scenario, device.type, data)
+    beside = "tiny-imagenet" if gpu else "permuted-digits"
+    table[f"beside {beside}"] = lambda: runs.beside_training(beside, device.type, data, 5)
     if not gpu:
         table["pruning few images"] = lambda: pruning.few_images(data, count(1, 3))
         table["side by side"] = runs.side_by_side
