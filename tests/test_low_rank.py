@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import plain_reader
 from forge import Sections, forged
@@ -17,6 +18,8 @@ from nets import points
 from test_base import TRAINING, base_of, data, learner, pretrained
 from test_ladder import climb, far
 from tinysubnets.errors import DamageError, SettingError
+from tinysubnets.format import ModelFile, limits
+from tinysubnets.format.header import manifest_of
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
 from tinysubnets.model.store import SubnetStore
@@ -179,6 +182,45 @@ def test_it_has_a_new_head_and_the_norms_that_were_climbed() -> None:
         assert torch.equal(parameter, before[name]) == (not name.startswith("fc.")), name
 
 
+class Unused(nn.Module):
+    """A layer that nothing is computed with, so that its factors get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_a_matrix_that_gets_no_gradient_has_factors_of_zeros(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), Unused())
+        net.add_module("fc", nn.Linear(24, 5))
+    one = learner(net, **LOW)
+    one.learn(far(1))
+    subnet, half = one.store.subnet("far 1"), len(one.architecture.shared)
+    ups = [c.decode() for c in subnet.own[:half]]
+    assert subnet.rank == 3 and [bool(u.any()) for u in ups] == [True, False]
+    one.save(tmp_path)
+    again = SubnetStore.load(tmp_path, net)
+    assert again.digest("far 1") == one.store.digest("far 1")
+
+
+def test_products_are_counted_before_any_is_made(tmp_path: Path) -> None:
+    file = learned().save(tmp_path / "model")
+    with ModelFile(file) as opened:
+        real = manifest_of(opened.config, opened.file_bytes, opened.text_bytes)
+    large = Layout([TensorSpec("matrix", (2000, 2000))])
+    first = replace(real.tasks[0], rank=64, number=0)
+    chain = [first, *(replace(first, number=n, reference=n - 1) for n in range(1, 17))]
+    alone = replace(real, layout=large, tasks=(first,))
+    limits.check_budget(alone, 65_000)
+    with pytest.raises(DamageError, match="in a file of 65000"):
+        limits.check_budget(replace(alone, tasks=tuple(chain)), 65_000)
+
+
 def test_which_tensors_have_factors() -> None:
     shapes = [(40, 40), (40, 10, 3, 3), (40, 1, 3, 3), (7,), (6, 6)]
     layout = Layout([TensorSpec(f"t{i}", s) for i, s in enumerate(shapes)])
@@ -196,6 +238,7 @@ def test_which_tensors_have_factors() -> None:
 def test_rungs_of_low_rank_have_their_place() -> None:
     found = parse_rungs(("head", "norms", "rank 2", "rank 16", "1%"))
     assert [r.rank for r in found] == [0, 0, 2, 16, 0]
+    assert [r.density for r in parse_rungs(("1e-1%", " 5%"))] == [0.001, 0.05]  # as ever
     for wrong in (
         ("rank 4", "norms"),
         ("1%", "rank 4"),
@@ -205,6 +248,9 @@ def test_rungs_of_low_rank_have_their_place() -> None:
         ("rank",),
         ("rank4",),
         ("rank -1",),
+        ("rank \u0664",),
+        ("x%",),
+        ("nan%",),
     ):
         with pytest.raises(SettingError, match="rungs"):
             parse_rungs(wrong)

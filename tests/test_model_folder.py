@@ -178,3 +178,20 @@ def test_a_reserved_folder_is_saved_in_without_a_further_word(tmp_path: Path) ->
     (tmp_path / "locked" / ".lock").mkdir()
     with pytest.raises(ArtifactError, match="cannot write to"):
         made.reserve(tmp_path / "locked")
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_of_others_are_never_replaced(name: str, overwrite: bool, tmp_path: Path) -> None:
+    one = learned(mlp())
+    mine = tmp_path / name
+    mine.write_text('{"architectures": ["of a library"]}')
+    for act in (one.save, one.store.save):
+        with pytest.raises(ConflictError, match=f"{name} is no model's"):
+            act(tmp_path, overwrite=overwrite)
+    assert mine.read_text().startswith('{"arch')
+    assert not (tmp_path / FILE_NAME).exists()
+    one.save(tmp_path / "model")  # what a model left behind is no one's
+    (tmp_path / "model" / FILE_NAME).unlink()
+    one.store.saved_as = None
+    one.save(tmp_path / "model")

@@ -50,9 +50,9 @@ def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Any:
     return Image.fromarray(pixels).convert(mode)
 
 
-def encoded(image: Any) -> bytes:
+def encoded(image: Any, kind: str = "png", **options: Any) -> bytes:
     out = io.BytesIO()
-    image.save(out, "png")
+    image.save(out, kind, **options)
     return out.getvalue()
 
 
@@ -355,3 +355,49 @@ def scenario_task(name: str, index: int) -> Task:
 
 def test_the_constant_part_is_written_for_other_readers() -> None:
     assert Preprocessing("RGB", 4, 4).as_dict().items() >= CONSTANT.items()
+
+
+DRAWN = np.linspace(0, 255, 48).astype(np.uint8).reshape(6, 8)
+
+
+def gray(data: bytes) -> np.ndarray:
+    form = sniff(data)
+    assert form.mode == "L"
+    return decode_image(data, form)[0]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_become_eight(kind: str) -> None:
+    deep = Image.fromarray(DRAWN.astype(np.uint16) * 257)
+    assert deep.mode.startswith("I;16")
+    assert np.array_equal(gray(encoded(deep, kind)), DRAWN)
+    odd = Image.fromarray(np.array([[0, 128, 129, 385, 386, 65535]], np.uint16))
+    assert gray(encoded(odd, kind)).tolist() == [[0, 0, 1, 1, 2, 255]]
+    assert np.array_equal(picture_pixels(deep)[0], DRAWN)
+
+
+def test_what_is_transparent_is_white() -> None:
+    opaque = np.full_like(DRAWN, 255)
+    colors = np.stack([DRAWN, DRAWN[::-1], DRAWN], 2)
+    both = np.concatenate([colors, opaque[..., None]], 2)
+    data = encoded(Image.fromarray(both))
+    assert np.array_equal(decode_image(data, sniff(data)).transpose(1, 2, 0), colors)
+    both[..., 3] = 0  # whatever color is hidden
+    data = encoded(Image.fromarray(both))
+    assert decode_image(data, sniff(data)).min() == 255
+    drawing = Image.new("LA", (8, 6))
+    drawing.putalpha(Image.fromarray(DRAWN))  # black, as far as it is not transparent
+    assert np.array_equal(gray(encoded(drawing)), 255 - DRAWN)
+    palette = Image.fromarray(colors).quantize(4)
+    data = encoded(palette, transparency=int(np.asarray(palette)[0, 0]))
+    pixels = decode_image(data, sniff(data))
+    assert pixels.shape == (3, 6, 8) and (pixels[:, 0, 0] == 255).all()
+
+
+def test_numbers_without_a_white_are_refused() -> None:
+    for values in (DRAWN.astype(np.float32) / 255, DRAWN.astype(np.int32) * 1000):
+        data = encoded(Image.fromarray(values), "TIFF")
+        for read in (sniff, lambda d: decode_image(d, Preprocessing("L", 6, 8))):
+            with pytest.raises(DataError, match="32-bit numbers"):
+                read(data)
+    assert np.array_equal(gray(encoded(Image.fromarray(DRAWN.astype(np.int32)), "TIFF")), DRAWN)

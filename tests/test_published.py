@@ -15,7 +15,7 @@ from scipy import stats
 from tiny_runs import make_run
 from tinysubnets.errors import RunError
 from tinysubnets.experiments import published, recipe
-from tinysubnets.experiments.results import grouped, read_run
+from tinysubnets.experiments.results import effective, grouped, read_run
 from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.paper import numbers
 from tinysubnets.report import figures, page
@@ -414,6 +414,7 @@ def test_jobs_of_the_paper_s_widths_of_codes() -> None:
 def test_every_job_is_a_run_that_can_be_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     first = lambda data: {label: row.values[0] for label, row in jobs.rows_of(data).items()}  # noqa: E731
     monkeypatch.setattr(jobs, "chosen", first)
+    monkeypatch.setattr(jobs, "check_tried", lambda table, label: None)
     keys = set()
     for name, made in jobs.LISTS.items():
         for job in made():
@@ -469,11 +470,16 @@ def test_the_dial_with_the_best_validation_accuracy_is_chosen(
 ) -> None:
     monkeypatch.setattr(jobs, "RESULTS", tmp_path)
     result = read_run(finished).result
-    for number, value in enumerate((0.5, 0.9, 0.7)):
+    row, places = jobs.rows_of("mnist")["wsn"], []
+    for number, value in enumerate((0.5, 0.9, 0.7, 0.6)):
+        density = float(row.values[number].partition("=")[2])
         metrics = result["metrics"] | {"average_accuracy": value}
         changed = result | {"metrics": metrics, "measured_on": ["valid"]}
-        published.publish(changed, tmp_path / f"choose-mnist/wsn-{number}.json")
-    best = jobs.rows_of("mnist")["wsn"].values[1]
+        changed |= {"settings": result["settings"] | {"wsn": {"density": density}}}
+        places.append(tmp_path / f"choose-mnist/wsn-{number}.json")
+        assert jobs.chosen("mnist") == {}  # not before all were tried
+        published.publish(changed, places[-1])
+    best = row.values[1]
     assert jobs.chosen("mnist") == {"wsn": best}
     run.choose("mnist", tmp_path)
     assert f"wsn: {best}: 90.00 % on validation data, chosen" in capsys.readouterr().out
@@ -486,6 +492,11 @@ def test_the_dial_with_the_best_validation_accuracy_is_chosen(
     run.main()
     line = next(t for t in capsys.readouterr().out.splitlines() if "main-mnist/wsn-s0 " in t)
     assert best in line.split()
+    first, second = (path.read_bytes() for path in places[:2])
+    places[0].write_bytes(second)
+    with pytest.raises(SystemExit, match=r"wsn-0.json is of wsn.density=0.1, .* that of 0.035"):
+        run.choose("mnist", tmp_path)
+    places[0].write_bytes(first)
     published.publish(result, tmp_path / "choose-mnist" / "si-0.json")
     with pytest.raises(SystemExit, match="measured on test data"):
         run.choose("mnist", tmp_path)
@@ -500,3 +511,35 @@ def test_runs_of_other_settings_are_no_seeds_of_one_row(finished: Path, tmp_path
     (runs,) = published.read_tables(tmp_path).values()
     with pytest.raises(RunError, match=r"ours-s0 and ours-s1 share a label and differ in training"):
         published.by_label(runs)
+
+
+def test_no_run_of_a_row_hides_what_two_others_differ_in(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+    training = dict(result["settings"]["training"])
+    without = {k: v for k, v in training.items() if k != "lr"}  # of before there was the setting
+    for seed, own in ((0, without), (1, training), (2, training | {"lr": 0.5})):
+        settings = result["settings"] | {"training": own}
+        changed = result | {"seed": seed, "settings": settings}
+        published.publish(changed, tmp_path / "main-x" / f"ours-s{seed}.json")
+    (runs,) = published.read_tables(tmp_path).values()
+    assert len(published.by_label(runs[:2])["ours"]) == 2
+    with pytest.raises(RunError, match=r"ours-s1 and ours-s2 share a label and differ in training"):
+        published.by_label(runs)
+    other = result | {"seed": 3, "measured_on": ["valid"]}
+    published.publish(other, tmp_path / "main-y" / "ours-s3.json")
+    published.publish(result | {"seed": 0}, tmp_path / "main-y" / "ours-s0.json")
+    with pytest.raises(RunError, match="differ in measured_on"):
+        published.by_label(published.read_tables(tmp_path)["main-y"])
+
+
+def test_the_tree_s_own_runs_stand_beside_the_paper_s() -> None:
+    found = published.final_runs(make_results.RESULTS)
+    methods = {r.method for r in found}
+    assert {"tsn-wr", "tsn", "wsn", "packnet", "ewc"} <= methods
+
+
+def test_rungs_of_a_ladder_matter_where_there_is_one() -> None:
+    rungs = {"tsn": {"rungs": ["head"], "density": 0.1}, "network": {"name": "mlp"}}
+    assert effective(rungs) == {"tsn.density": 0.1, "network.name": "mlp"}
+    for more in ({"tsn": rungs["tsn"] | {"price": 0.1}}, {"network": {"base": "frozen"}}):
+        assert effective(rungs | more)["tsn.rungs"] == ["head"]

@@ -270,7 +270,9 @@ def test_what_is_stacked_is_kept_while_the_tasks_are_the_same(
     monkeypatch.setattr(torch, "stack", stack)
     assert np.array_equal(store.route(inputs, rule="energy", stacked=True).scores, first)
     assert sum(n for n in made if n % whole == 0) == 0 and max(made, default=0) < whole
-    some = list(store.tasks[1:])  # others, in the same places
+    two = store.route(inputs, rule="energy", stacked=True, among=list(store.tasks[:2])).scores
+    assert np.allclose(two, first[:, :2], atol=1e-4)
+    some = list(store.tasks[1:])  # as many others, in the same places
     apart = store.route(inputs, rule="energy", stacked=True, among=some).scores
     assert np.allclose(apart, first[:, 1:], atol=1e-4) and sum(made) >= len(some) * whole
     store.remove(store.tasks[0])

@@ -45,6 +45,14 @@ def test_permuted_digits() -> None:
     assert torch.equal(first.train.labels, second.train.labels)
 
 
+def test_permuted_images_are_read_in_every_way() -> None:
+    made = scenarios.build("permuted-digits", seed=1)
+    source = made.task(1).valid.source
+    whole = source[:]
+    for where in (slice(0, 0), np.zeros(len(whole), bool), 3, slice(2, 5), np.array([4, 1])):
+        assert np.array_equal(source[where], whole[where])
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_permuted_images_are_the_same_on_every_device(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():

@@ -238,7 +238,7 @@ def test_a_task_is_read_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     gray = Task.from_folder("pets", str(plain), mode="L", valid=0.2)
     assert gray.train.inputs().shape == (16, 1, 12, 10)
     write(plain / "cat" / "more", ".", sizes=(9, 9), count=1)
-    with pytest.raises(DataError, match=r"9x9 pixels, not 10x12; .* need a size"):
+    with pytest.raises(DataError, match=r"9x9 pixels, not 10x12; .* data.image_size in a recipe"):
         Task.from_folder("pets", plain)
 
     parts = tmp_path / "parts"

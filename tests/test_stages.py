@@ -147,6 +147,15 @@ def test_large_layers_of_which_little_is_kept_are_sparse_products() -> None:
     counts = made.count(tensors | {large: matrix.without(lost)}, told)
     torch.testing.assert_close(counts, whole, rtol=1e-4, atol=1e-4)
     assert not torch.equal(made.count(tensors, told | {large: b""}), counts)  # the whole matrix
+    (stage,) = (s for s in made.stages if s.matrices == (large,))
+    for shape in ((5, size), (2, 3, size)):  # as of a dense layer, so that it can be viewed
+        x = torch.randn(shape, generator=generator)
+        outputs = [
+            architecture(tensors | {large: w}, x, "eval", stage.parts["eval"][0])
+            for w in (thinner[large], matrix.without(lost))
+        ]
+        torch.testing.assert_close(*outputs)
+        assert outputs[1].is_contiguous() and outputs[1].shape == shape
     for other in (tensors[small], torch.ones(size, size), torch.zeros(size, size, 1)):
         assert SparseMatrix.of(other) is None  # small, full, no matrix
 

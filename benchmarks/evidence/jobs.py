@@ -186,14 +186,24 @@ def choose_tiny_imagenet() -> Iterator[Job]:
     yield from _candidates("choose-tiny-imagenet", common, halved | whole, 30)
 
 
+def check_tried(table: str, label: str) -> None:
+    """Refuse to measure on test data what has no result on validation data."""
+    if not (RESULTS / table / f"{label}.json").exists():
+        raise NotChosenError(f"{label} was not tried: run the list {table} first.")
+
+
 def equal_kilobytes_tiny() -> Iterator[Job]:
-    """The whole of Tiny-ImageNet on test seeds, ours and separate networks, as was chosen."""
+    """The whole of Tiny-ImageNet on test seeds, ours and separate networks, as was chosen.
+
+    What is measured here must have been tried on validation data.
+    """
     table = "equal-kilobytes-tiny-imagenet"
     for label, own in (
         ("tsn-w24-d0.02", _ours(24, 0.02, 0.3)),
         ("separate-w16-d0.15", _rival(16, 0.15)),
         ("separate-w16-d0.07", _rival(16, 0.07)),
     ):
+        check_tried("choose-tiny-imagenet", f"{label}-whole-images")
         method = label.partition("-")[0]
         yield from _seeds(table, label, _SMALL, method, (0, 1, 2), (*_TINY_SET, *own), 220)
 
@@ -405,14 +415,28 @@ def scores(data: str, results: Path) -> dict[str, dict[str, float]]:
             result = json.loads(path.read_text(encoding="utf-8"))
             if result["measured_on"] != ["valid"]:
                 raise SystemExit(f"{path} was measured on test data: nothing is chosen by it.")
+            for key, wanted in (one.split("=", 1) for one in assignments(value)):
+                table, _, name = key.partition(".")
+                used = result["settings"].get(table, {}).get(name)
+                if used not in (wanted, _number(wanted)):
+                    raise SystemExit(f"{path} is of {key}={used}, its place is that of {wanted}.")
             found.setdefault(label, {})[value] = result["metrics"]["average_accuracy"]
     return found
 
 
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def chosen(data: str, results: Path | None = None) -> Mapping[str, str]:
-    """For every row that was tried the value of its dial with the best validation accuracy."""
+    """For every row tried with all values that with the best validation accuracy."""
     tried = scores(data, results or RESULTS)
-    return {label: max(values, key=lambda v: values[v]) for label, values in tried.items()}
+    rows = rows_of(data)
+    whole = {label: v for label, v in tried.items() if len(v) == len(rows[label].values)}
+    return {label: max(values, key=lambda v: values[v]) for label, values in whole.items()}
 
 
 def _settings(data: str, label: str) -> tuple[str, ...]:

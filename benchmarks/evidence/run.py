@@ -204,7 +204,7 @@ def choose(data: str, results: Path) -> None:
     best = chosen(data, results)
     for label, values in scores(data, results).items():
         for value, score in values.items():
-            mark = ", chosen" if value == best[label] else ""
+            mark = ", chosen" if value == best.get(label) else ""
             print(f"{label}: {value}: {100 * score:.2f} % on validation data{mark}")
 
 

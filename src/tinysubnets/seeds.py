@@ -76,15 +76,18 @@ def generator(device: torch.device | str, *parts: int | str) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(key(*parts) & (_MASK >> 1))
 
 
-def seed_torch_(seed: int, devices: Sequence[torch.device] = ()) -> None:
-    """Seed torch's global generators: that of the CPU, and those of some GPUs.
+def seed_torch_(seed: int, device: torch.device | None = None) -> None:
+    """Seed torch's global generators: that of the CPU, and that of a device.
 
     `torch.manual_seed` does so for all devices, but in some versions loads the compiler, seconds.
     """
     import torch
 
+    if device is not None and device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+        return
     torch.default_generator.manual_seed(seed)
-    for device in devices:
+    if device is not None and device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
 

@@ -25,7 +25,7 @@ from tinysubnets.files import atomic_write, lock, remove_leftovers, replaced_fol
 
 CACHE_VARIABLE = "TINYSUBNETS_CACHE"
 # Part of every description: raise it when the same source would be decoded to other bytes.
-_VERSION = 2
+_VERSION = 3
 
 # Writes `inputs.npy` into the folder given and returns the labels and the names of the classes.
 Build = Callable[[Path], tuple[np.ndarray, tuple[str, ...]]]

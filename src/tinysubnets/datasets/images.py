@@ -7,7 +7,7 @@ import io
 import numpy as np
 
 from tinysubnets.errors import DataError
-from tinysubnets.tasks.preprocessing import Preprocessing, upright
+from tinysubnets.tasks.preprocessing import Preprocessing, plain
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 GRAY_BATCH = 1024  # color images whose brightness is computed at once
@@ -38,9 +38,11 @@ def sniff(encoded: bytes) -> Preprocessing:
 
     try:
         with Image.open(io.BytesIO(encoded)) as opened:
-            image = upright(opened)
-            mode = "L" if image.mode in ("1", "L", "LA", "I", "I;16") else "RGB"
+            image = plain(opened)
+            mode = "L" if image.mode in ("1", "L", "I") else "RGB"
             return Preprocessing(mode, image.height, image.width)
+    except DataError:
+        raise
     except Exception as error:
         raise _undecodable(error) from error
 

@@ -13,11 +13,12 @@ import re
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from tinysubnets.errors import RunError
-from tinysubnets.experiments.results import Run, changes, checked_run, flat
+from tinysubnets.experiments.results import Run, changes, checked_run, effective
 from tinysubnets.experiments.run_dir import plain
 from tinysubnets.files import atomic_write
 
@@ -194,15 +195,21 @@ def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     for run in runs:
         groups.setdefault(label_of(run), []).append(run)
     for members in groups.values():
-        for run in members[1:]:
-            _check_alike(members[0], run)
+        for one, other in combinations(members, 2):
+            _check_alike(one, other)
     return {k: sorted(v, key=lambda r: r.seed) for k, v in groups.items()}
+
+
+def _kind(run: Run) -> dict[str, Any]:
+    """What a run is of, beside its settings."""
+    kept = ("scenario", "method", "recipe", "scenario_type", "measured_on")
+    return {name: run.result[name] for name in kept if name in run.result}
 
 
 def _check_alike(one: Run, other: Run) -> None:
     """Refuse two runs of a label whose settings differ; a setting that one lacks is a newer one."""
-    known, found = flat(one.settings), flat(other.settings)
-    for name in known.keys() & found.keys() - _MAY_DIFFER - {"data.seed"}:
+    known, found = (effective(run.settings) | _kind(run) for run in (one, other))
+    for name in known.keys() & found.keys() - {"training.engine", "data.seed"}:
         if known[name] != found[name]:
             raise RunError(
                 f"{one.folder.name} and {other.folder.name} share a label and differ in {name}: "

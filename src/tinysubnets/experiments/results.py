@@ -467,8 +467,16 @@ def changes(run: Run) -> dict[str, Any]:
         plain = json.loads(json.dumps(recipe.load(run.recipe, method=run.method).as_dict()))
     except SettingError:
         return {}
-    known, used = flat(plain), flat(run.settings)
+    known, used = effective(plain), effective(run.settings)
     return {n: v for n, v in used.items() if known.get(n, "none") != v}
+
+
+def effective(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names, without those of a ladder where there is none to be climbed."""
+    found = flat(settings)
+    has_price = found.get("tsn.price") not in (None, "none", 0)
+    has_ladder = has_price or found.get("network.base") == "frozen"
+    return {n: v for n, v in found.items() if has_ladder or n != "tsn.rungs"}
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

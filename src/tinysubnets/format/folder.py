@@ -34,6 +34,10 @@ from tinysubnets.model.bank import BaseSource
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
 
+# By what stands near their beginning files beside a model are known as such.
+MARKS = {"config.json": b'"architecture"', "README.md": b"library_name: tinysubnets"}
+MARKED_WITHIN = 4096  # bytes
+
 _written: set[str] = set()  # the models that this process has saved, by the hash of their config
 
 
@@ -171,6 +175,8 @@ def store_of(
 def _check_conflict(path: Path, store: SubnetStore, identity: str, overwrite: bool) -> None:
     """Refuse to replace a model that this store does not know, or with `overwrite` a newer one."""
     there = _identity_at(path)
+    if there is None:
+        _check_beside(path)
     if there is None or there in (store.saved_as, identity):
         return
     if not overwrite:
@@ -184,6 +190,21 @@ def _check_conflict(path: Path, store: SubnetStore, identity: str, overwrite: bo
             f"{path} was put there by another process while this store was at work, so it is not "
             "replaced, overwrite or not. Load it and learn on top of it, or save elsewhere."
         )
+
+
+def _check_beside(path: Path) -> None:
+    """Refuse to replace files of others where no model is yet, such as a project's README."""
+    for name, mark in MARKS.items():
+        place = path.with_name(name)
+        if not place.is_file() or place.is_symlink():  # a link is replaced, not what it leads to
+            continue
+        with open(place, "rb") as file:
+            start = file.read(MARKED_WITHIN)
+        if mark not in start:
+            raise ConflictError(
+                f"{place} is no model's, and saving here would replace it. Save into a folder of "
+                "the model's own."
+            )
 
 
 def _identity_at(path: Path) -> str | None:

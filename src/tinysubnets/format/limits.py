@@ -90,12 +90,26 @@ def check_budget(manifest: Manifest, file_bytes: int) -> None:
     # every bank looked at, also one that is empty.
     masks = sum(t.has_mask for t in manifest.tasks)
     read = (masks + manifest.num_banks) * manifest.layout.num_blocks
+    # Factors are multiplied out for every task that has them behind it.
+    read += sum(_products(manifest))
     need, most = decoded_bytes(manifest) + read, most_bytes(file_bytes)
     if need > most:
         raise DamageError(
             f"config: tensors of {need} bytes in a file of {file_bytes}; at most {most} are "
             "accepted for a file of that size."
         )
+
+
+def _products(manifest: Manifest) -> Iterator[int]:
+    """For each task the multiplications by which factors behind it become weights."""
+    layout = manifest.layout
+    size = lru_cache(lambda rank: rank * sum(r * c for _, r, c in Factors(layout, rank).places))
+    behind: dict[int, int] = {}  # by the number of an entry
+    for task in manifest.tasks:
+        own = size(task.rank) if task.rank else 0
+        before = 0 if task.reference is None else behind.get(task.reference, 0)
+        behind[task.number] = own + before
+        yield behind[task.number]
 
 
 def check_network(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest) -> None:

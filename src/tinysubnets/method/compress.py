@@ -180,7 +180,7 @@ class Compressor:
         assert isinstance(module, LowRankModule)
         exact = training.evaluate(self.tensors(module.final_weights()), recalibrate=False)
         for level in FACTOR_LEVELS:
-            own = tuple(store_task_params(module.named_factors(), level, head="").values())
+            own = tuple(_rounded_factor(f, level) for f in module.named_factors().values())
             weights = self.weights(self.mask, own)
             found = training.evaluate(self.tensors(weights), recalibrate=False)
             if is_as_good(found, exact, len(training.valid), tolerance):
@@ -436,6 +436,13 @@ def store_task_params(
             grid = _vector_grid(values, bits, last in OFFSETS)
         out |= {name: rounded(tensors[name], grid) for name in names}
     return {name: out[name] for name in tensors}
+
+
+def _rounded_factor(factor: Tensor, bits: int) -> CodebookTensor:
+    """A factor on a grid, also one that stayed 0: nothing says elsewhere that it is constant."""
+    if not bool(factor.isfinite().all()):
+        return code(factor.flatten(), 32)
+    return rounded(factor.flatten(), _matrix_grid(factor, bits))
 
 
 def _matrix_grid(values: Tensor, bits: int) -> Grid:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 CALIBRATION_SAMPLES = 500  # by which norms of the reference are fitted to a new task's inputs
 FINE_TUNING = 0.1  # of the learning rate, for differences to a base
-LOW_RANK = 0.3  # of the learning rate, for the factors of a difference of low rank
+LOW_RANK = 0.3  # of the learning rate, for all that a rung of low rank trains
 # A first difference to a base is trained longer than other rungs: which weights it moves is found
 # in the first part of its steps. In as many epochs as scales and shifts take it gained nothing.
 FIRST_EPOCHS = 2

@@ -37,6 +37,14 @@ class Rung:
     is_first_difference: bool = False
 
 
+def _share(name: str) -> float:
+    """What a share such as "0.5%" says; NaN where it is no number."""
+    try:
+        return float(name.removesuffix("%")) / 100
+    except ValueError:
+        return math.nan
+
+
 def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
     """The rungs of that names, from the cheapest to the dearest.
 
@@ -49,12 +57,12 @@ def parse_rungs(names: tuple[str, ...]) -> tuple[Rung, ...]:
     for name in names:
         kind, number = 0, FREE_RUNGS.get(name, math.nan)
         rung = Rung(name, has_norms=name == "norms", reuses=name == "reuse")
-        if rank := re.fullmatch(r"rank (\d{1,2})", name):
+        if rank := re.fullmatch(r"rank ([0-9]{1,2})", name):
             kind, number = 1, int(rank[1])
             rung = replace(rung, rank=int(rank[1]))
             fine = fine and 1 <= number <= MAX_RANK
-        elif share := re.fullmatch(r"(\d+\.?\d*|\.\d+)%", name):
-            kind, number = 2, float(share[1]) / 100
+        elif name.endswith("%"):
+            kind, number = 2, _share(name)
             rung = replace(rung, density=number)
             fine = fine and 0 < number <= 1
         out.append(rung)

@@ -381,7 +381,7 @@ class SubnetStore:
     def stacked(
         self, subnets: Sequence[Subnet], networks: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """The tensors of some tasks [tasks, …] by name; kept for the next use, as decoded ones are.
+        """The tensors of some tasks [tasks, …] by name; kept for the next use where there is room.
 
         - `networks`: those of each task, as `tensors` gives them, all of equal shapes.
         """
@@ -389,7 +389,8 @@ class SubnetStore:
         if len(known) == len(subnets) and all(map(is_, known, subnets)):
             return tensors
         tensors = {n: torch.stack([t[n] for t in networks]) for n in networks[0]}
-        size = sum(t.numel() * t.element_size() for t in tensors.values())
+        held = (tensors, *(one for _, one in self._decoded))
+        size = sum(t.numel() * t.element_size() for one in held for t in one.values())
         if size <= self.decoded_bytes:
             self._stacked = tuple(subnets), tensors
         return tensors

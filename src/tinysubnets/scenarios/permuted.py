@@ -84,6 +84,6 @@ class Permuted:
         if test is None or self._is_upright(index):
             return test
         if index not in self._tests:
-            whole = RearrangedInputs(test.inputs, self.permutation(index), self._copies)
+            whole = RearrangedInputs(test.inputs, self.permutation(index), {})
             self._tests[index] = whole[:]
         return replace(test, inputs=self._tests[index], preprocessing=None)

@@ -116,7 +116,7 @@ class Prediction(BaseModel):
     """The most probable classes of one input, the first of them once more as its label.
 
     Where the request named no task, `task_confidence` is how sure it is that it is this `task`, and
-    `unknown` whether no task claims the input.
+    `unknown` whether no task claims the input; both are null where it did.
     """
 
     label: int | str
@@ -125,7 +125,7 @@ class Prediction(BaseModel):
     task: str
     task_bytes: int
     task_confidence: float | None = None
-    unknown: bool = False
+    unknown: bool | None = None
 
 
 class Predictions(BaseModel):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tinysubnets.errors import TaskError
-from tinysubnets.tasks.preprocessing import Preprocessing, upright
+from tinysubnets.tasks.preprocessing import Preprocessing, plain
 
 Label = int | str
 Pixels = Callable[[Any], np.ndarray]  # a picture of Pillow as (channels, height, width)
@@ -106,7 +106,7 @@ def is_picture(value: Any) -> bool:
 
 def picture_pixels(picture: Any) -> np.ndarray:
     """A picture of Pillow as uint8 (channels, height, width): gray ones 1 channel, others 3."""
-    picture = upright(picture)
+    picture = plain(picture)
     mode = "L" if picture.mode in GRAY_MODES else "RGB"
     pixels = np.array(picture if picture.mode == mode else picture.convert(mode))
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))

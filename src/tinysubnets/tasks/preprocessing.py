@@ -30,11 +30,41 @@ def upright(picture: Any) -> Any:
     return ImageOps.exif_transpose(picture)
 
 
+def plain(picture: Any) -> Any:
+    """A picture of Pillow upright, in 8 bits, and on white where it is transparent.
+
+    Pillow's own conversions would clip 16 bits to 8, and show what is hidden.
+    """
+    from PIL import Image
+
+    is_png, image = picture.format == "PNG", upright(picture)
+    if image.mode.startswith("I;16") or (image.mode == "I" and is_png):
+        pixels = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((pixels + 128) // 257).astype(np.uint8))
+    if image.mode == "F" or (image.mode == "I" and not _is_in_bytes(image)):
+        raise DataError(
+            "the image holds 32-bit numbers, of which nobody says which one is white; save it with "
+            "8 or 16 bits"
+        )
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+        white = Image.new("RGBA", image.size, "white")
+        white.alpha_composite(image.convert("RGBA"))
+        return white.convert(mode)
+    return image
+
+
+def _is_in_bytes(image: Any) -> bool:
+    least, most = image.getextrema()
+    return bool(least >= 0 and most <= 255)
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """How a picture becomes a raw input.
 
-    A picture is turned upright first, as its EXIF says: phones store many of them lying.
+    A picture is turned upright first, as its EXIF says: phones store many of them lying. 16 bits
+    become 8, and what is transparent becomes white.
 
     - `mode`: "L" for gray pixels, "RGB" for colors; the picture is converted to it.
     - `resize`: the length in pixels that its shorter side is then brought to, by bilinear
@@ -98,7 +128,7 @@ class Preprocessing:
 
     def apply(self, picture: Any) -> np.ndarray:
         """A picture of Pillow as uint8 pixels (channels, height, width)."""
-        image = upright(picture)
+        image = plain(picture)
         image = image if image.mode == self.mode else image.convert(self.mode)
         if self.resize is not None:
             image = self._resized(image)
@@ -107,7 +137,8 @@ class Preprocessing:
         if (height, width) != (self.height, self.width):
             raise DataError(
                 f"the image is {width}x{height} pixels, not {self.width}x{self.height}; "
-                "sets of varying sizes need a size to be resized to"
+                "sets of varying sizes need one to be brought to: data.image_size in a recipe, "
+                "`size` in Python, --size of `tsn learn`"
             )
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         if self.frame is None and self.channels is None:

@@ -30,9 +30,10 @@ class RearrangedInputs:
 
     def __getitem__(self, where: Any, /) -> np.ndarray:
         picked = np.asarray(self.images[where])  # in memory from here on
-        flat = picked.reshape(*picked.shape[:2], -1)
+        height, width = picked.shape[-2:]
+        flat = picked.reshape(*picked.shape[:-2], height * width)
         # Without the check of every index, which "clip" leaves out, this is seven times faster.
-        return np.take(flat, self.order, axis=2, mode="clip").reshape(picked.shape)
+        return np.take(flat, self.order, axis=-1, mode="clip").reshape(picked.shape)
 
     def on(self, where: Tensor, device: torch.device) -> Tensor:
         """The images at some positions, on a device: a GPU rearranges its own copy of them."""

@@ -70,7 +70,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """
     devices = [device] if device.type == "cuda" else []
     with seeds.global_generators_kept(devices):
-        seeds.seed_torch_(seed, devices)
+        seeds.seed_torch_(seed, device)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         yield

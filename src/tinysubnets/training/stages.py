@@ -111,8 +111,8 @@ class _Linear(nn.Module):
             outputs: Tensor = layer(x)
             return outputs
         output = (weight @ x.flatten(0, -2).t()).t()
-        output = output if bias is None else output + bias
-        return output.unflatten(0, x.shape[:-1]) if x.ndim != 2 else output
+        output = (output if bias is None else output + bias).contiguous()
+        return output.unflatten(0, x.shape[:-1])
 
 
 @dataclass(frozen=True)
