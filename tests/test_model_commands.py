@@ -501,7 +501,9 @@ def test_tasks_are_renamed_and_removed(
     assert learned(model, "alone", data, "--isolated") == 0
     before = SubnetStore.load(model)
     assert before.subnet("alone").isolated and before.subnet("alone").bank == 1
+    capsys.readouterr()
     assert main(["rename", str(model), "left", "right"]) == 0
+    assert "its backup, of before the last task, is removed" in capsys.readouterr().out
     assert main(["rename", str(model), "left", "right"]) == 2
     assert "unknown task 'left'" in capsys.readouterr().err
     assert main(["remove", str(model), "--task", "right"]) == 0
@@ -509,7 +511,7 @@ def test_tasks_are_renamed_and_removed(
     after = SubnetStore.load(model)
     assert after.tasks == ("second", "alone")
     assert all(after.digest(t) == before.digest(t) for t in after.tasks)
-    assert "stay without a name, used by second" in text
+    assert "stay without a name, used by second" in text and "backup" not in text
     assert main(["inspect", str(model)]) == 0
     assert "weights of removed tasks in use" in capsys.readouterr().out
 

@@ -387,6 +387,19 @@ def test_unknown_names_list_the_known_ones() -> None:
         paper.show("acuracy")
 
 
+def test_an_installation_says_where_the_published_runs_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinysubnets.cli import main
+    from tinysubnets.experiments import published
+
+    assert main(["paper", "times"]) == 0
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(published, "results_folder", lambda: None)
+    assert main(["paper", "times"]) == 0
+    assert "in a clone of the source" in capsys.readouterr().err
+
+
 def test_commands(runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from tinysubnets.cli import main
 

@@ -303,7 +303,7 @@ def test_a_long_strip_takes_no_gigabytes() -> None:
 def test_runs_and_learned_tasks_record_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Gray pictures framed and repeated over channels, as a recipe brings tasks to one shape."""
+    """Gray and color pictures, as a recipe brings tasks to one shape, and to one way of reading."""
     monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
     write(tmp_path / "gray", size=(6, 6), mode="L")
     write(tmp_path / "color", size=(20, 14))
@@ -321,16 +321,15 @@ def test_runs_and_learned_tasks_record_it(
             pass
     store = SubnetStore.load(tmp_path / "run")
     found = {n: Preprocessing.from_dict(s.preprocessing or {}) for n, s in store.subnets.items()}
-    assert found["color"] == Preprocessing("RGB", 8, 8, 8)
-    assert found["gray"] == Preprocessing("L", 8, 8, 8, None, 3)
+    assert found["color"] == found["gray"] == Preprocessing("RGB", 8, 8, 8)
     for task in tasks:  # the very pixels that were learned, from the files
         files = sorted((tmp_path / task.name).rglob("*.png"))
         decoded = read_files(list(map(str, files)), store.subnet(task.name))[1]
         learned = {bytes(t.numpy().tobytes()) for t in task.train.inputs()}
         assert learned <= {each.tobytes() for each in decoded}
     capsys.readouterr()
-    # Without a task's name two ways of preprocessing leave open what is meant.
-    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "gray/dark/0.png")]) == 2
+    # So that the task of a picture can be found without its name.
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "gray/dark/0.png")]) == 0
     words = ["learn", str(tmp_path / "run"), "--task", "more", "--data", str(tmp_path / "color")]
     assert main([*words, "--device", "cpu", "--keep-anyway"]) == 0
     more = SubnetStore.load(tmp_path / "run").subnet("more").preprocessing

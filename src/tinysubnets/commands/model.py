@@ -7,8 +7,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -403,7 +403,8 @@ def _rename(options: argparse.Namespace) -> int:
     store = _loaded(options)
     store.rename(options.old, options.new)
     old, new = for_terminal(options.old), for_terminal(options.new)
-    print(f"{saved(store, file.parent)}: {old!r} is now called {new!r}")
+    with _telling_of_backup(file):
+        print(f"{saved(store, file.parent)}: {old!r} is now called {new!r}")
     return 0
 
 
@@ -418,10 +419,22 @@ def _remove(options: argparse.Namespace) -> int:
         if not options.yes and not _agreed(len(later)):
             raise SettingError("nothing was removed; give --yes to remove them too.")
     removal = store.remove(options.task, exact=options.exact)
-    after = saved(store, file.parent).stat().st_size
-    print(told(removal, ", ".join(repr(for_terminal(n)) for n in removal.names)))
-    print(f"{file}: {before:,} -> {after:,} bytes")
+    with _telling_of_backup(file):
+        after = saved(store, file.parent).stat().st_size
+        print(told(removal, ", ".join(repr(for_terminal(n)) for n in removal.names)))
+        print(f"{file}: {before:,} -> {after:,} bytes")
     return 0
+
+
+@contextmanager
+def _telling_of_backup(file: Path) -> Iterator[None]:
+    """Say afterwards that a backup went, where there was one."""
+    from tinysubnets.format.backup import FOLDER
+
+    had_one = (file.parent / FOLDER).is_dir()
+    yield
+    if had_one and not (file.parent / FOLDER).exists():
+        print("its backup, of before the last task, is removed: tsn undo cannot go back to it")
 
 
 def told(removal: Removal, what: str) -> str:

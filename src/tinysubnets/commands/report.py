@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 FORMATS = ("text", "markdown", "latex")
@@ -57,6 +58,7 @@ def run_report(arguments: argparse.Namespace) -> int:
 def run_paper(arguments: argparse.Namespace) -> int:
     """Print the list of tables, or one of them."""
     from tinysubnets import paper
+    from tinysubnets.experiments.published import results_folder
 
     if arguments.name is None:
         print(paper.listing())
@@ -69,4 +71,10 @@ def run_paper(arguments: argparse.Namespace) -> int:
         out=arguments.out,
     )
     print(text, end="")
+    if not arguments.runs and results_folder() is None:
+        print(
+            "the published runs are in a clone of the source, not in an installation; --runs DIR "
+            "shows yours.",
+            file=sys.stderr,
+        )
     return 0

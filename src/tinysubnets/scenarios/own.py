@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tinysubnets import config
@@ -63,7 +64,12 @@ class Own:
         channels, side = self.settings.channels, self.settings.image_size
         if part.inputs.ndim != 4 or (channels is None and side is None):
             return part
-        return part.fitted(channels, side)
+        part = part.fitted(channels, side)
+        done = part.preprocessing
+        if channels == 3 and done is not None and done.mode == "L":
+            # Of gray pictures the same, and all tasks take pictures alike, whichever they are.
+            part = replace(part, preprocessing=replace(done, mode="RGB", channels=None))
+        return part
 
     def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse tasks that one network cannot take, with the cure."""
