@@ -228,20 +228,27 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
     groups = grouped(find_runs([folder]))
     all_runs = [r for g in groups for r in g.runs]
     routed = [t for t in _ROUTED if any(r.routed(*_ROUTED[t]) is not None for r in all_runs)]
-    shown = [f"{c} %" for c in (*_COLUMNS, *routed, "file", "paper")]
-    shown += ["passes"] if routed else []
-    headings, rows = ["method", "scenario type", *shown, "seconds"], []
-    for group in sorted(
+    ordered = sorted(
         groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].scenario_type)
-    ):
-        spreads = [_spread([r.metric(name) for r in group.runs]) for name in _COLUMNS.values()]
-        spreads += [_spread([r.routed(*_ROUTED[t]) for r in group.runs]) for t in routed]
-        spreads += [_spread([r.capacity(v) for r in group.runs]) for v in ("file", "paper")]
+    )
+    rows, unnamed = [], []
+    for group in ordered:
+        names = [group.method, group.runs[0].scenario_type]
+        percents = [[r.metric(name) for r in group.runs] for name in _COLUMNS.values()]
+        percents += [[r.capacity(view) for r in group.runs] for view in ("file", "paper")]
+        cells = [_show(_spread(values), 100.0) for values in percents]
+        size = _spread([r.size_bytes for r in group.runs])
         seconds = _spread([r.result.get("seconds") for r in group.runs])
-        row = [group.method, group.runs[0].scenario_type]
-        row += [_show(spread, 100.0) for spread in spreads]
-        row += [group.passes or "–"] if routed else []
-        rows.append([*row, _show(seconds, 1.0)])
+        rows.append([*names, *cells, _show(size, 1e-3), _show(seconds, 1.0)])
+        spreads = [_spread([r.routed(*_ROUTED[t]) for r in group.runs]) for t in routed]
+        if any(spreads):
+            found = [_show(spread, 100.0) for spread in spreads]
+            unnamed.append([*names, *found, group.passes or "–"])
+    shown = [f"{c} %" for c in (*_COLUMNS, "file", "paper")]
+    tables = [text_table(rows, ["method", "scenario type", *shown, "kB", "seconds"], num_labels=2)]
+    if unnamed:
+        headings = ["no task name", "scenario type", *(f"{c} %" for c in routed), "passes"]
+        tables += ["", text_table(unnamed, headings, num_labels=2)]
     notes = ["mean ± standard deviation (runs)"]
     if routed:
         notes.append(
@@ -256,7 +263,7 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
         f"--matrix {kind}: measured {MATRICES[kind]}; what needs more cells is –"
         for kind in sorted(kinds)
     ]
-    return "\n".join([text_table(rows, headings, num_labels=2), *notes])
+    return "\n".join([*tables, *notes])
 
 
 def _place(method: str, methods: Sequence[str]) -> int:
