@@ -264,6 +264,26 @@ def low_rank_store() -> SubnetStore:
     return made
 
 
+def chain_store() -> SubnetStore:
+    """Tasks each of which refers to the one before, half of them without weights of their own."""
+    made = low_rank_store()
+    for name in made.tasks:
+        made.remove(name)
+    rng = np.random.default_rng(19)
+    nothing: dict[str, Any] = {"packed_mask": PackedMask.none(made.layout.num_blocks), "bits": 2}
+    nothing["own"] = (CodebookTensor(torch.zeros(0)),) * len(made.layout.shared)
+    reference = BASE
+    for number, rank in ((1, 0), (3, 2), (5, 0), (7, 0), (9, 0), (11, 1)):
+        own = differences(made, number) if number == 7 else nothing
+        if rank:
+            sizes = Factors(made.layout, rank).sizes.values()
+            drawn = [torch.from_numpy(rng.normal(size=n).astype(np.float32)) for n in sizes]
+            own = nothing | {"own": tuple(code(d, 2) for d in drawn), "rank": rank}
+        changes = own | {"reference": reference, "adds_to_base": True}
+        reference = add_task(made, number, bank=NO_BANK, **changes).number
+    return made
+
+
 def differences(made: SubnetStore, number: int) -> dict[str, Any]:
     """A mask and own weights for all of it: what a task adds to the one it refers to."""
     rng = np.random.default_rng(2000 + number)

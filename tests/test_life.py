@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ removals_of_any_kind = given(
     removals=st.lists(st.integers(0, 6), min_size=1, max_size=5),
     block=st.sampled_from([1, 4]),
     saved=st.booleans(),
-    kind=st.sampled_from(["store", "whole"]),
+    kind=st.sampled_from(["store", "whole", "chain"]),
 )
 
 
@@ -85,7 +86,8 @@ def test_removing_tasks_in_many_ways_leaves_all_others_to_the_bit(
 def check_removals(removals: list[int], block: int, saved: bool, kind: str, folder: Path) -> None:
     """Remove tasks one by one; after each, all others must be what they were."""
     net = models.own_network() if kind == "whole" else None
-    store = models.whole_store() if kind == "whole" else models.store("named", 6, block)
+    made = {"whole": models.whole_store, "chain": models.chain_store}
+    store = made[kind]() if kind in made else models.store("named", 6, block)
     inputs = models.inputs()
     for place in removals:
         if not store.tasks:
@@ -109,6 +111,13 @@ def check_removals(removals: list[int], block: int, saved: bool, kind: str, fold
                 SubnetStore.load(folder, net, task=n).digest(n) == before[n] for n in store.tasks
             )
             store = again
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_tasks_in_a_chain_go_in_any_order(first: int, tmp_path: Path) -> None:
+    for others in itertools.permutations(range(5), 2):
+        folder = tmp_path / str(others)
+        check_removals([first, *others], 1, True, "chain", folder)
 
 
 def test_weights_that_nobody_uses_are_free_again() -> None:

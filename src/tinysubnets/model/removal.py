@@ -45,13 +45,13 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     coded anew.
     """
     gone = set(numbers)
-    _refer_past_(store, gone)
     names = {s.name for s in store.subnets.values() if s.number in gone}
-    before = store.entries()
+    before = _referring_past(store.entries(), gone)
     needed = _referred_to(before, gone)
     freed = kept = 0
     users: set[int] = set()
     entries: dict[int, Subnet] = {}
+    kept_blocks: dict[int, torch.Tensor] = {}  # of banks that change
     for number in [NO_BANK, *range(len(store.banks))]:
         members = [s for s in before if s.bank == number]
         whole = [s for s in members if _stays(s, gone) or s.number in needed]
@@ -82,28 +82,32 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
                 owned_after = owned_after | left.packed_mask.bits
         entries |= {s.number: s for s in after}
         if number != NO_BANK and changed:
-            blocks = torch.from_numpy(unpack_mask(used, store.layout.num_blocks))
-            store.banks[number].keep_(blocks)
-    store.subnets = {
-        name: _without_names(entries[s.number], names)
-        for name, s in store.subnets.items()
-        if s.number not in gone
-    }
+            kept_blocks[number] = torch.from_numpy(unpack_mask(used, store.layout.num_blocks))
+    staying = {n: s.number for n, s in store.subnets.items() if s.number not in gone}
+    chains = {name: _chain(entries[number], entries) for name, number in staying.items()}
+    for number, blocks in kept_blocks.items():
+        store.banks[number].keep_(blocks)
+    store.subnets = {n: _without_names(entries[number], names) for n, number in staying.items()}
     store.nameless = {n: s for n, s in sorted(entries.items()) if not s.name}
-    chains = {n: _chain(s, entries) for n, s in store.subnets.items()}
     used_by = tuple(n for n, chain in chains.items() if chain & (users | gone))
     return Removal(freed, kept, used_by)
 
 
-def _refer_past_(store: SubnetStore, gone: set[int]) -> None:
-    """Let tasks that refer to one which goes and adds nothing refer to what it refers to."""
-    past = {s.number: s.reference for s in store.subnets.values() if s.adds_nothing}
-    for name, subnet in store.subnets.items():
+def _referring_past(entries: Iterable[Subnet], gone: set[int]) -> list[Subnet]:
+    """Entries, of which none refers to one that goes and adds nothing, but to what that refers to.
+
+    Those without a name too: what is left of a task may be all that a later one needs of it.
+    """
+    out: list[Subnet] = []
+    past: dict[int, int | None] = {}
+    for subnet in entries:  # in order, so that what a reference leads to is known
         reference = subnet.reference
-        while reference in gone and reference in past:
-            reference = past[reference]
-        if reference != subnet.reference:
-            store.subnets[name] = replace(subnet, reference=reference)
+        if reference in past:
+            subnet = replace(subnet, reference=past[reference])
+        if subnet.number in gone and subnet.adds_nothing:
+            past[subnet.number] = subnet.reference
+        out.append(subnet)
+    return out
 
 
 def union(subnets: Iterable[Subnet], layout: Layout) -> np.ndarray:
