@@ -17,10 +17,19 @@ from tinysubnets import networks
 from tinysubnets.coding.byte_io import Writer
 from tinysubnets.format.container import KINDS, assemble
 from tinysubnets.format.sections import write_factors
-from tinysubnets.model.bank import Bank
+from tinysubnets.model.bank import Bank, Base
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import CodebookTensor, CodedMask, PackedMask, Sample, Subnet
+from tinysubnets.model.subnet import (
+    BASE,
+    NO_BANK,
+    CodebookTensor,
+    CodedMask,
+    PackedMask,
+    Sample,
+    Subnet,
+)
 from tinysubnets.nn.architecture import Architecture, TensorSpec
+from tinysubnets.nn.init import weights_hash
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.low_rank import Factors
 from tinysubnets.tasks.normalization import Normalization
@@ -198,12 +207,37 @@ def differences(tasks: int) -> Forgery:
     """Tasks in no bank that each add their weights to those of the first."""
 
     def change(config: dict[str, Any], sections: Sections) -> None:
-        bare_tasks(tasks, 4_000)(config, sections)
+        bare_tasks(tasks, 2_000)(config, sections)
         for task in config["tasks"][1:]:
             del task["bank"]
             task["reference"] = 0
 
     return change
+
+
+def over_the_first(tasks: int, hidden: int, rank: int = 0) -> Forgery:
+    """Tasks that add nothing to the first one's weights, or a product of zeros in few bytes."""
+
+    def change(config: dict[str, Any], sections: Sections) -> None:
+        bare_tasks(tasks, hidden)(config, sections)
+        sections["masks"][1:] = [b""] * (tasks - 1)
+        kind: dict[str, Any] = {"rank": rank} if rank else {"empty": True}
+        for task in config["tasks"][1:]:
+            del task["bank"]
+            task |= {"reference": 0} | kind
+        if rank:
+            sections["codes"][1:] = [zero_factors(hidden, rank)] * (tasks - 1)
+
+    return change
+
+
+def zero_factors(hidden: int, rank: int) -> bytes:
+    """The codes of factors of zeros for a network with so many hidden units."""
+    layout = Layout([TensorSpec("a", (hidden, 6)), TensorSpec("b", (10, hidden))])
+    factors = Factors(layout, rank)
+    zeros = [torch.zeros(size, dtype=torch.uint8) for size in factors.sizes.values()]
+    own = [CodebookTensor(torch.tensor([0.0, 1.0]), codes, 1) for codes in zeros]
+    return write_factors(own, factors)
 
 
 def nameless(count: int) -> Forgery:
@@ -285,15 +319,10 @@ def low_rank_over_a_base(tasks: int, hidden: int) -> Forgery:
 
     def change(config: dict[str, Any], sections: Sections) -> None:
         empty_over_a_base(tasks, hidden)(config, sections)
-        held = min(hidden, 2_000)
-        layout = Layout([TensorSpec("a", (held, 6)), TensorSpec("b", (10, held))])
-        factors = Factors(layout, 2)
-        zeros = [torch.zeros(size, dtype=torch.uint8) for size in factors.sizes.values()]
-        own = [CodebookTensor(torch.tensor([0.0, 1.0]), codes, 1) for codes in zeros]
         for task in config["tasks"]:
             del task["empty"]
             task["rank"] = 2
-        sections["codes"] = [write_factors(own, factors)] * tasks
+        sections["codes"] = [zero_factors(min(hidden, 2_000), 2)] * tasks
 
     return change
 
@@ -335,6 +364,10 @@ FORGERIES: dict[str, Forgery] = {
     "a-long-chain": chain(400),
     "a-short-chain": chain(16),
     "differences": differences(60),
+    "tasks-that-add-nothing": over_the_first(100, 2_000),
+    "many-tasks-that-add-nothing": over_the_first(1_000, 100_000),
+    "products-of-zeros": over_the_first(60, 600, rank=2),
+    "many-products-of-zeros": over_the_first(300, 100_000, rank=2),
     "nameless-entries": nameless(5_000),
     "routing-filler": routing(1_000_000),
     "absent-but-large": absent(200, 1_000_000),
@@ -348,6 +381,7 @@ FORGERIES: dict[str, Forgery] = {
 
 # Those of them that are valid models, and hard to read.
 VALID = {"empty-banks", "a-short-chain", "differences", "nameless-entries", "many-preprocessings"}
+VALID |= {"tasks-that-add-nothing", "products-of-zeros", "many-products-of-zeros"}
 
 
 def wide_model() -> SubnetStore:
@@ -376,6 +410,23 @@ def wide_model() -> SubnetStore:
     return store
 
 
+def low_rank_model() -> SubnetStore:
+    """A valid model of differences of low rank to a large base, which is in the file."""
+    settings = {"in_features": 6, "hidden": [2000, 2000], "classes": 3}
+    record = {"network": "mlp", "settings": settings, "head": "fc"}
+    network = Architecture(networks.build("mlp", **settings), rebuild=record)
+    specs = (*network.shared, *(s for s in network.task_params if s.name not in network.output))
+    values = {s.name: torch.ones(s.shape) for s in specs}
+    base = Base("large", "tests", weights_hash(values), values, embedded=True)
+    store = SubnetStore(network, settings=models.SETTINGS, base=base)
+    none, factors = PackedMask.none(store.layout.num_blocks), Factors(store.layout, 8)
+    own = tuple(CodebookTensor(torch.ones(size)) for size in factors.sizes.values())
+    for number in range(3):
+        changes = {"packed_mask": none, "own": own, "rank": 8, "bits": 32, "reference": BASE}
+        models.add_task(store, number, bank=NO_BANK, adds_to_base=True, **changes)
+    return store
+
+
 def write(folder: Path, name: str) -> Path:
     """One forgery as a file."""
     good = models.store("named", tasks=4).save(folder / "good")
@@ -387,10 +438,12 @@ def write(folder: Path, name: str) -> Path:
 
 
 def write_all(folder: Path) -> None:
-    """All forgeries as files, and a valid model that is hard to read."""
+    """All forgeries as files, and valid models that are hard to read."""
     for name in FORGERIES:
         write(folder, name)
     wide_model().save(folder / "wide").rename(folder / "valid-but-wide.safetensors")
+    low_rank = low_rank_model().save(folder / "low-rank")
+    low_rank.rename(folder / "valid-of-low-rank.safetensors")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ from tinysubnets.format.container import (
 )
 from tinysubnets.format.patch import DICTIONARY_BYTES, MAGIC, apply_patch
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import BASE
 from tinysubnets.tasks.task import Task
 
 SECONDS = 20  # of the processor, for one reading
@@ -171,7 +172,7 @@ def mutate_life(rng: random.Random, model: Model) -> None:
         return mutate_tasks(rng, model)
     tasks = config["tasks"]
     task = rng.choice(tasks)
-    act = rng.randrange(9)
+    act = rng.randrange(10)
     numbers = range(len(tasks) + 2)
     if act == 0:
         task["number"] = rng.choice(numbers)
@@ -204,6 +205,13 @@ def mutate_life(rng: random.Random, model: Model) -> None:
     elif act == 7:
         config.setdefault("preprocessing", []).append({"size": rng.choice((32, "a", [1, 2]))})
         task["preprocessing"] = rng.choice(numbers)
+    elif act == 8:
+        task["rank"] = rng.choice((0, 1, 2, 3, 64, 65, True, *NUMBERS))
+        if rng.random() < 0.7:  # as an entry of low rank has to be, but for its codes
+            task.pop("bank", None)
+            task.pop("empty", None)
+            task.setdefault("reference", rng.choice(("base", *numbers)))
+            model[1]["masks"][tasks.index(task)] = b""
     else:
         config["base"] = {"name": "b", "source": "s", "sha256": "0" * 64}
         task["reference"] = "base"
@@ -572,6 +580,9 @@ def bases(folder: Path) -> dict[str, Subnets | Dense | Patched]:
     for kind in ("named", "own"):
         old, new = (models.store(kind, n).save(folder / f"{kind}-{n}") for n in (2, 4))
         made[f"patch-{kind}"] = Patched(old, new)
+    longer = models.low_rank_store()
+    models.add_low_rank(longer, 13, 1, BASE)
+    made["patch-low-rank"] = Patched(paths["low-rank"], longer.save(folder / "longer"))
     return made | {f"dense-{method}": Dense(dense(method, folder)) for method in DENSE}
 
 

@@ -249,14 +249,9 @@ def low_rank_store() -> SubnetStore:
     values = {s.name: torch.from_numpy(rng.normal(size=s.shape).astype(np.float32)) for s in specs}
     base = Base("small", "tests", weights_hash(values), values, embedded=True)
     made = SubnetStore(network, settings={"method": "tsn", **SETTINGS}, seed=SEED, base=base)
-    none = PackedMask.none(made.layout.num_blocks)
     reference = BASE
     for number, rank in ((1, 1), (2, 2), (4, 1), (5, 1)):
-        sizes = Factors(made.layout, rank).sizes.values()
-        drawn = [torch.from_numpy(rng.normal(size=n).astype(np.float32)) for n in sizes]
-        own = tuple(code(d, 2) if number == 5 else rounded(d, Grid(number, -2)) for d in drawn)
-        added = {"packed_mask": none, "own": own, "rank": rank, "bits": 2, "reference": reference}
-        subnet = add_task(made, number, bank=NO_BANK, adds_to_base=True, **added)
+        subnet = add_low_rank(made, number, rank, reference)
         reference = subnet.number if number == 2 else BASE
     over_base = {"reference": BASE, "adds_to_base": True} | differences(made, 7)
     add_task(made, 7, bank=NO_BANK, **over_base)
@@ -264,23 +259,33 @@ def low_rank_store() -> SubnetStore:
     return made
 
 
+def add_low_rank(made: SubnetStore, number: int, rank: int, reference: int) -> Subnet:
+    """Add a task as a difference of low rank to what a reference names, drawn from its number."""
+    rng = np.random.default_rng(5000 + number)
+    sizes = Factors(made.layout, rank).sizes.values()
+    drawn = [torch.from_numpy(rng.normal(size=n).astype(np.float32)) for n in sizes]
+    own = tuple(code(d, 2) if number % 4 else rounded(d, Grid(number, -2)) for d in drawn)
+    added = {"packed_mask": PackedMask.none(made.layout.num_blocks), "own": own, "rank": rank}
+    changes = added | {"bits": 2, "reference": reference, "adds_to_base": True}
+    return add_task(made, number, bank=NO_BANK, **changes)
+
+
 def chain_store() -> SubnetStore:
     """Tasks each of which refers to the one before, half of them without weights of their own."""
     made = low_rank_store()
     for name in made.tasks:
         made.remove(name)
-    rng = np.random.default_rng(19)
     nothing: dict[str, Any] = {"packed_mask": PackedMask.none(made.layout.num_blocks), "bits": 2}
     nothing["own"] = (CodebookTensor(torch.zeros(0)),) * len(made.layout.shared)
     reference = BASE
     for number, rank in ((1, 0), (3, 2), (5, 0), (7, 0), (9, 0), (11, 1)):
-        own = differences(made, number) if number == 7 else nothing
         if rank:
-            sizes = Factors(made.layout, rank).sizes.values()
-            drawn = [torch.from_numpy(rng.normal(size=n).astype(np.float32)) for n in sizes]
-            own = nothing | {"own": tuple(code(d, 2) for d in drawn), "rank": rank}
-        changes = own | {"reference": reference, "adds_to_base": True}
-        reference = add_task(made, number, bank=NO_BANK, **changes).number
+            subnet = add_low_rank(made, number, rank, reference)
+        else:
+            own = differences(made, number) if number == 7 else nothing
+            changes = own | {"reference": reference, "adds_to_base": True}
+            subnet = add_task(made, number, bank=NO_BANK, **changes)
+        reference = subnet.number
     return made
 
 

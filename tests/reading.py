@@ -151,14 +151,14 @@ def _status(key: str) -> int:
 
 
 def need_of(path: Path) -> int:
-    """The decoded size that a file claims, at least its text as Python holds it."""
+    """The decoded size that a file claims, at least the file and its text as Python holds it."""
     try:
         with ModelFile(path) as file:
             manifest = manifest_of(file.config, file.file_bytes, file.text_bytes)
             claimed = decoded_bytes(manifest)
     except TinySubNetsError:
         claimed = 0
-    return max(claimed, 4 * (path.stat().st_size + accepted_text(path)))  # four bytes a character
+    return max(claimed, path.stat().st_size + 4 * accepted_text(path))  # four bytes a character
 
 
 def accepted_text(path: Path) -> int:

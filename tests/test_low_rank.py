@@ -259,8 +259,8 @@ def test_rungs_of_low_rank_have_their_place() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"rank": 65}, "expected 0 to 64"),
-        ({"rank": True}, "expected 0 to 64"),
+        ({"rank": 65}, "expected 1 to 64"),
+        ({"rank": True}, "expected 1 to 64"),
         ({"bank": 0}, "has a bank"),
         ({"reference": None}, "no reference"),
         ({"empty": True}, "of rank 3"),

@@ -67,12 +67,13 @@ def test_no_reader_takes_more_than_four_times_the_decoded_model(tmp_path: Path) 
     (tmp_path / "good").mkdir()
     forgeries.write_all(tmp_path)
     found = read_all(tmp_path)
-    assert set(found) == {*forgeries.FORGERIES, "valid-but-wide"}
+    valid = {"valid-but-wide", "valid-of-low-rank"}
+    assert set(found) == {*forgeries.FORGERIES, *valid}
     for name, entries in found.items():
         check(name, entries)
         outcomes = {e["reader"]: e["outcome"] for e in entries if "outcome" in e}
         assert list(outcomes) == list(READERS)
-        is_valid = name in {*forgeries.VALID, "valid-but-wide"}
+        is_valid = name in forgeries.VALID | valid
         assert (set(outcomes.values()) == {"read"}) == is_valid, (name, outcomes)
         assert is_valid or outcomes["load"] != "read", name
 
@@ -96,6 +97,8 @@ GROWING: dict[str, tuple[Callable[[int], forgeries.Forgery], int]] = {
     "tasks times tensors": (lambda n: forgeries.many_tasks(n, 10 * n), 60),
     "tasks without a name": (forgeries.nameless, 150),
     "tasks over another": (forgeries.differences, 25),
+    "tasks that add nothing": (lambda n: forgeries.over_the_first(n, 10 * n), 100),
+    "products of zeros": (lambda n: forgeries.over_the_first(n, 10 * n, rank=2), 120),
     "banks": (lambda n: forgeries.empty_banks(n, 10), 300),
     "shared tensors": (forgeries.many_shared, 500),
     "constants": (forgeries.constants, 1000),

@@ -298,7 +298,8 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     bank = entry.get("bank", NO_BANK)
     if bank != NO_BANK or first or "bank" in entry:
         bank = _integer(bank, f"{where}, bank", 0, MAX_BANKS)
-    rank = 0 if first else _integer(entry.get("rank", 0), f"{where}, rank", 0, MAX_RANK)
+    has_rank = not first and "rank" in entry
+    rank = _integer(entry["rank"], f"{where}, rank", 1, MAX_RANK) if has_rank else 0
     if rank and (bank != NO_BANK or reference is None):
         raise DamageError(f"config: {where} is of rank {rank}, but has a bank or no reference.")
     weights: dict[str, Any] = {

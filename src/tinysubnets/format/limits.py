@@ -67,8 +67,9 @@ def decoded_bytes(manifest: Manifest) -> int:
         if task.name:
             need += 4 * (fixed + per_class * task.num_outputs)
             need += TENSOR_BYTES * len(manifest.task_params) + 8 * task.channels
-    # The sum, while it is made. Over a base it is as large as what the user gives, or the file has.
-    if manifest.base is None and any(t.reference is not None for t in manifest.tasks):
+    if any(t.reference is not None for t in manifest.tasks) and _holds_weights(manifest):
+        need += 4 * layout.num_weights  # the sum, while it is made
+    if manifest.base is not None and _holds_weights(manifest):
         need += 4 * layout.num_weights
     for labels in {id(t.classes): t.classes for t in manifest.tasks}.values():
         # An array of strings has the width of its longest, four bytes a character.
@@ -90,8 +91,7 @@ def check_budget(manifest: Manifest, file_bytes: int) -> None:
     # every bank looked at, also one that is empty.
     masks = sum(t.has_mask for t in manifest.tasks)
     read = (masks + manifest.num_banks) * manifest.layout.num_blocks
-    # Factors are multiplied out for every task that has them behind it.
-    read += sum(_products(manifest))
+    read += sum(_gone_through(manifest))
     need, most = decoded_bytes(manifest) + read, most_bytes(file_bytes)
     if need > most:
         raise DamageError(
@@ -100,16 +100,31 @@ def check_budget(manifest: Manifest, file_bytes: int) -> None:
         )
 
 
-def _products(manifest: Manifest) -> Iterator[int]:
-    """For each task the multiplications by which factors behind it become weights."""
+def _holds_weights(manifest: Manifest) -> bool:
+    """Whether tasks are decoded from the file alone: not over a base that the user has to give.
+
+    Values of a base are in the file as they are, so that a smaller one has none.
+    """
+    return manifest.base is None or 4 * manifest.layout.num_weights <= manifest.file_bytes
+
+
+def _gone_through(manifest: Manifest) -> Iterator[int]:
+    """For each task that refers to something the numbers that decoding it goes through.
+
+    Every entry behind it that has weights, its own too, goes through all weights of the network,
+    and one of low rank through the products of its factors. Over a base of the user's own a task
+    that adds nothing is free: how large that base is, is not the file's to say.
+    """
     layout = manifest.layout
     size = lru_cache(lambda rank: rank * sum(r * c for _, r, c in Factors(layout, rank).places))
+    least = layout.num_weights if _holds_weights(manifest) else 0
     behind: dict[int, int] = {}  # by the number of an entry
     for task in manifest.tasks:
-        own = size(task.rank) if task.rank else 0
+        own = 0 if task.is_empty else layout.num_weights + (size(task.rank) if task.rank else 0)
         before = 0 if task.reference is None else behind.get(task.reference, 0)
         behind[task.number] = own + before
-        yield behind[task.number]
+        if task.name and task.reference is not None:
+            yield max(least, behind[task.number])
 
 
 def check_network(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest) -> None:

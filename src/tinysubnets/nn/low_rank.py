@@ -20,6 +20,7 @@ from tinysubnets.nn.init import InitialState, InitKey
 from tinysubnets.nn.layout import Layout
 from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
 
+PIECE = 1 << 20  # products at a time
 SPREAD = 2.0  # of the first downs, in units of 1 / √columns: a LoRA whose alpha is twice its rank
 
 
@@ -60,11 +61,16 @@ class Factors:
             yield place, up, parts[f"{place}.down"].view(self.rank, columns)
 
     def sum(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Weights [N] and the products, the same to the bit on every machine."""
+        """Weights [N] and the products, the same to the bit on every machine.
+
+        Row by row in pieces, so that little memory is taken beside the sum.
+        """
         out = weights.clone()
         for place, up, down in self.split(values):
             i, j = self.layout.segments[place]
-            out[i:j] += product(up, down).flatten()
+            tensor, rows = out[i:j].view(len(up), -1), max(1, PIECE // down.shape[1])
+            for piece, part in zip(tensor.split(rows), up.split(rows), strict=True):
+                piece += product(part, down)
         return out
 
     def trained_sum(self, weights: Tensor, values: Tensor) -> Tensor:
@@ -90,7 +96,7 @@ def product(up: Tensor, down: Tensor) -> Tensor:
     """
     total = up[:, :1] * down[:1]
     for k in range(1, up.shape[1]):
-        total = total + up[:, k : k + 1] * down[k : k + 1]
+        total += up[:, k : k + 1] * down[k : k + 1]
     return total
 
 
