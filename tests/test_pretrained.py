@@ -453,6 +453,35 @@ def test_a_model_begins_from_a_folder_of_images(
 
 
 @pytest.mark.slow
+def test_inputs_of_an_isolated_task_leave_nothing_in_later_ones(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a base that does not say how its inputs were normalized: not by those of that task."""
+    monkeypatch.syspath_prepend(str(place))
+    (place / "plain_network.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten())\n"
+        "    body.add_module('fc', nn.Linear(800, 3))\n"
+        "    return body\n"
+    )
+    rng, files = np.random.default_rng(0), []
+    for number, (mean, spread) in enumerate(((100, 20), (180, 50), (90, 30))):
+        drawn = rng.normal(mean, spread, size=(40, 3, 12, 12)).clip(0, 255).astype(np.uint8)
+        labels = (drawn[:, 0].mean((1, 2)) > mean).astype(int)
+        np.savez(place / f"{number}.npz", inputs=drawn, labels=labels)
+    for number in range(2):
+        learn = ["learn", f"model {number}", "--base", "plain_network:make", "--keep-anyway"]
+        for task, file, more in (("mine", f"{number}.npz", ["--isolated"]), ("b", "2.npz", [])):
+            assert main([*learn, "--task", task, "--data", file, *OPTIONS, *more]) == 0
+        store = SubnetStore.load(f"model {number}", networks.pretrained("plain_network:make"))
+        store.remove("mine", exact=True)
+        files.append(data(store))
+    assert files[0] == files[1]
+
+
+@pytest.mark.slow
 def test_a_base_can_be_put_into_the_model(
     place: Path, libraries: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count, islice
+
 import torch
 from torch import Tensor
 
@@ -81,9 +83,15 @@ def shared_banks(store: SubnetStore) -> list[int]:
 
 
 def new_bank(store: SubnetStore) -> int:
-    """The number of the next bank: one that removed tasks left empty, else one more."""
-    used = {s.bank for s in store.entries()}
-    return next(i for i in range(len(store.banks) + 1) if i not in used)
+    """The number of the next bank: one that removed tasks left empty, else one more.
+
+    One is passed over for each isolated task that needs none: whether it does, its data have
+    decided, and nothing of these may show in later tasks.
+    """
+    entries = store.entries()
+    used = {s.bank for s in entries}
+    passed = sum(s.isolated and s.bank == NO_BANK for s in entries)
+    return next(islice((i for i in count() if i not in used), passed, None))
 
 
 def last_bank(store: SubnetStore) -> BankDecision:

@@ -381,9 +381,15 @@ def told(results: list[RungReport]) -> str:
 
 
 def _file_bytes(store: SubnetStore, subnet: Subnet | None = None) -> int:
-    """The size of a store's file, with a further subnet where one is given."""
+    """The size of a store's file, with a further subnet where one is given.
+
+    Without isolated tasks: all that the config says is deflated together, so that what a task adds
+    would depend on what is said of them, and with it which rung is taken.
+    """
     trial = copy.copy(store)
     trial.subnets, trial.banks = dict(store.subnets), [copy.copy(b) for b in store.banks]
+    for name in [n for n, s in store.subnets.items() if s.isolated]:
+        trial.remove(name)
     if trial.base is not None:  # embedded or not, it is the same for all
         trial.base = replace(trial.base, embedded=False)
     if subnet is not None:

@@ -42,10 +42,12 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     What others use of their weights stays under an entry without a name, at the same place of the
     order, so that a weight still belongs to the first mask of its bank that holds it. Earlier
     nameless entries shrink in the same way, and masks that were coded against one that changed are
-    coded anew.
+    coded anew. Empty banks stay, but for the last ones where an isolated task goes: whether it had
+    a bank depends on its data.
     """
     gone = set(numbers)
     names = {s.name for s in store.subnets.values() if s.number in gone}
+    is_isolated = any(store.subnets[name].isolated for name in names)
     before = _referring_past(store.entries(), gone)
     needed = _referred_to(before, gone)
     freed = kept = 0
@@ -89,6 +91,8 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
         store.banks[number].keep_(blocks)
     store.subnets = {n: _without_names(entries[number], names) for n, number in staying.items()}
     store.nameless = {n: s for n, s in sorted(entries.items()) if not s.name}
+    if is_isolated:
+        del store.banks[1 + max((s.bank for s in entries.values()), default=NO_BANK) :]
     used_by = tuple(n for n, chain in chains.items() if chain & (users | gone))
     return Removal(freed, kept, used_by)
 
