@@ -12,18 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import models
 import plain_reader
 from forge import Sections, forged
 from nets import points
 from test_base import TRAINING, base_of, data, learner, pretrained
 from test_ladder import climb, far
 from tinysubnets.errors import DamageError, SettingError
-from tinysubnets.format import ModelFile, limits
+from tinysubnets.format import ModelFile, check, limits
 from tinysubnets.format.header import manifest_of
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BASE, NO_BANK
+from tinysubnets.model.subnet import BASE, NO_BANK, CodebookTensor, PackedMask
 from tinysubnets.nn.architecture import TensorSpec
 from tinysubnets.nn.init import InitKey
 from tinysubnets.nn.layout import Layout
@@ -219,6 +220,18 @@ def test_products_are_counted_before_any_is_made(tmp_path: Path) -> None:
     limits.check_budget(alone, 65_000)
     with pytest.raises(DamageError, match="in a file of 65000"):
         limits.check_budget(replace(alone, tasks=tuple(chain)), 65_000)
+
+
+def test_products_that_overflow_are_found(tmp_path: Path) -> None:
+    store = models.low_rank_store()
+    sizes = Factors(store.layout, 1).sizes.values()
+    own = tuple(CodebookTensor(torch.full((size,), 3e38)) for size in sizes)
+    none = PackedMask.none(store.layout.num_blocks)
+    changes = {"packed_mask": none, "own": own, "rank": 1, "bits": 32, "reference": BASE}
+    models.add_task(store, 13, bank=NO_BANK, adds_to_base=True, **changes)
+    store.save(tmp_path)
+    with pytest.raises(DamageError, match=r"'task 13': weights of .* not finite"):
+        check(tmp_path)
 
 
 def test_which_tensors_have_factors() -> None:

@@ -516,6 +516,15 @@ def test_tasks_are_renamed_and_removed(
     assert "weights of removed tasks in use" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["rename", "a", "b"], ["remove", "--task", "a"], ["undo"]])
+def test_a_model_that_is_not_there_is_told(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *more = words
+    assert main([command, str(tmp_path / "nowhere"), *more]) == 2
+    assert "no model at" in capsys.readouterr().err
+
+
 def test_exact_removal_asks_before_later_tasks_go(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -410,8 +410,8 @@ def _rename(options: argparse.Namespace) -> int:
 
 def _remove(options: argparse.Namespace) -> int:
     file = writable(options.model)
-    before = file.stat().st_size
     store = _loaded(options)
+    before = file.stat().st_size
     later = store.learned_beside(options.task) if options.exact else ()
     if later:
         names = ", ".join(map(for_terminal, later))

@@ -24,6 +24,7 @@ from tinysubnets.format.folder import store_of
 from tinysubnets.format.io import Contents, ledger_of_sizes, read_contents
 from tinysubnets.model.bank import Bank, Base, BaseSource
 from tinysubnets.model.size import Ledger
+from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, FIRST_MEMBER, NO_BANK, Subnet
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
@@ -272,11 +273,19 @@ def check(
             has_base = store.base is not None and store.base.values is not None
             for name in store.tasks:
                 if has_base or not store.needs_base(name):
-                    store.tensors(name)
+                    _check_weights(store, name)
                 else:
                     lacking.append(name)
     num_tasks = len(contents.subnets)
     return Checked(file.file_bytes, sections, num_tasks, is_rebuilt, tuple(lacking))
+
+
+def _check_weights(store: SubnetStore, task: str) -> None:
+    """Refuse a task whose weights overflow where finite numbers are added up or multiplied."""
+    tensors = store.tensors(task)
+    for spec in store.layout.shared:
+        if not bool(tensors[spec.name].isfinite().all()):
+            raise DamageError(f"task {task!r}: weights of {spec.name} are not finite.")
 
 
 def _check_finite(contents: Contents) -> None:
