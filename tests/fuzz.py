@@ -473,8 +473,8 @@ class Dense:
             mutate_json(rng, table)
         if rng.random() < 0.1:
             told.append("dtype")
-            name = rng.choice([n for n in table if n != "__metadata__"])
-            table[name]["dtype"] = rng.choice(("I32", "U32", "I64", "F64", "BOOL"))
+            tensors = [n for n, t in table.items() if isinstance(t, dict) and n != "__metadata__"]
+            table[rng.choice(tensors)]["dtype"] = rng.choice(("I32", "U32", "I64", "F64", "BOOL"))
         if rng.random() < 0.1:
             told.append("bytes")
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)

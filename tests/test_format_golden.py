@@ -11,6 +11,7 @@ import models
 import plain_reader
 from tinysubnets.format import ModelFile, inspect
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import BASE
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = {
@@ -89,12 +90,20 @@ def test_golden_files_hold_masks_by_matrix() -> None:
     assert [m is not None and m.data[0] for m in masks] == [7, 7, 7]
 
 
+def test_golden_files_hold_differences_of_low_rank() -> None:
+    for name in ("low-rank", "chain"):
+        store = SubnetStore.load(GOLDEN / f"format2-{name}.safetensors")
+        assert {s.rank for s in store.entries()} >= {1, 2}
+        assert any(s.reference == BASE for s in store.entries())
+    assert any(s.adds_nothing for s in store.entries())
+
+
 def test_golden_files_hold_codes_of_every_kind() -> None:
     found = set()
     for path in GOLDEN.glob("format2-*.safetensors"):
         with ModelFile(path) as file:
             for place in range(file.num_tasks):
-                if file.size("codes", place):
+                if file.size("codes", place) and file.size("codebooks", place):
                     kind = file.section("codebooks", place)[0]
                     found.add((kind, file.section("codes", place)[0] if kind else None))
     assert {(0, None), (1, 0), (1, 3)} <= found  # each by itself; alike: packed, by changes

@@ -9,7 +9,7 @@ on grids, as they are and as differences, one codebook per layer and per task, o
 kernels, masks by kernel and by matrix, against nothing, owned sets, scores and earlier masks, block
 masks, statistics, histograms, samples, normalizations of one and of many channels, constant
 buffers, a nameless owner, an empty bank, an isolated task, tensors without bytes, preprocessing,
-routing, differences, a base.
+routing, differences, also of low rank and in chains, a base.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ MODELS = {
     "whole": models.whole_store,
     "kernels": models.kernel_store,
     "matrices": models.matrix_store,
+    "low-rank": models.low_rank_store,
+    "chain": models.chain_store,
 }
 
 
