@@ -252,20 +252,23 @@ def _read_task(
 ) -> tuple[Task, dict[str, Part]]:
     """The task in the data that the command line names, in the form of earlier ones or the base's.
 
-    Over a base all tasks are normalized alike: as the base was trained, or as the first task.
+    Over a base all tasks are normalized alike: as the base was trained, or as the first task. Of
+    isolated tasks nothing counts, but where there are no others the shape of their inputs: a
+    network may take no other.
     """
     import torch
 
     from tinysubnets.datasets.user_files import preprocessed_alike, read_task
     from tinysubnets.model.subnet import Sample
 
-    samples = [s.sample for s in store.subnets.values()]
+    others = [s for s in store.subnets.values() if not s.isolated]
+    alike = others or list(store.subnets.values())
+    samples = [s.sample for s in alike]
     if options.replace:
         samples.append(store.subnet(options.task).sample)
     expected, normalization = store.architecture.expected_inputs, None
     if store.settings.get("base") == "frozen":
-        learned = next(iter(store.subnets.values()), None)
-        normalization = None if learned is None else learned.normalization
+        normalization = others[0].normalization if others else None
         if normalization is None and expected is not None:
             normalization = expected.normalization
     is_folder = Path(options.data).suffix != ".npz"
@@ -280,8 +283,8 @@ def _read_task(
         size = expected.size
     if size is not None and is_folder:
         samples.append(Sample(torch.uint8, (channels, size, size)))
-    alike = preprocessed_alike(store.subnets.values())
-    return read_task(options.task, options.data, samples, seed, normalization, alike)
+    forms = preprocessed_alike(alike)
+    return read_task(options.task, options.data, samples, seed, normalization, forms)
 
 
 def _fitting(learner: Learner, given: set[str]) -> list[str]:

@@ -34,6 +34,7 @@ from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport
 
 BASE_PRICE = 0.02  # points per kilobyte over a base, where none is set
+LEAST_GAIN = 2  # validation samples: one more that is right is luck, however few are wrong
 
 MakeRung = Callable[[Rung, bool, bool, MagnitudeModule | None], SubnetTrainer | None]
 
@@ -63,9 +64,15 @@ def gain_by_chance(accuracy: float, samples: int) -> float:
 
     >>> round(gain_by_chance(0.6, 30), 1), gain_by_chance(0.9, 1000)  # 12 and 100 are wrong
     (11.5, 1.0)
+    >>> gain_by_chance(0.99, 100)  # one is wrong
+    2.0
     """
-    wrong = round((1 - accuracy) * samples)
-    return 100 * math.sqrt(wrong) / samples
+    return 100 * max(LEAST_GAIN, math.sqrt(num_wrong(accuracy, samples))) / samples
+
+
+def num_wrong(accuracy: float, samples: int) -> int:
+    """How many samples an accuracy leaves."""
+    return round((1 - accuracy) * samples)
 
 
 def in_order_of_training(rungs: tuple[Rung, ...]) -> tuple[Rung, ...]:
@@ -105,9 +112,10 @@ class Climbed:
 class LadderTrainer:
     """One task climbing a ladder: epochs of one rung after the other, then `finish()`.
 
-    The first rung is always climbed. What does not pay is left out. The climb ends behind a
-    difference that no sparser one can better: it gains no more than chance would, so little that a
-    sparser one could not pay, or less than a denser one that is kept.
+    The first rung is always climbed. What does not pay is left out. The climb ends where so few
+    validation samples are wrong that nothing could be gained, and behind a difference that no
+    sparser one can better: it gains no more than chance would, so little that a sparser one could
+    not pay, or less than a denser one that is kept.
 
     - `rungs`: from the cheapest to the dearest; differences are trained from the dearest on.
     - `make`: sets up the training of a rung, with own norms or without, over an earlier task or
@@ -231,7 +239,7 @@ class LadderTrainer:
             assert isinstance(trainer.module, MagnitudeModule)
             self._last = trainer.module
         ends = rung.density > 0 and (subnet is None or self._is_last(place, result))
-        self._begin(len(self.rungs) if ends else place + 1)
+        self._begin(len(self.rungs) if ends or self._is_at_the_top() else place + 1)
         if self.climbed is not None:
             kept = self._explained(self.climbed.trainer, self.climbed.subnet)
             self.climbed = replace(self.climbed, subnet=kept)
@@ -291,7 +299,15 @@ class LadderTrainer:
         gain = 100 * (result.valid_accuracy - ground.valid_accuracy)
         if climbed is not None and self.rungs[climbed.place].density > 0:
             return gain > 0
-        return gain > 0 and gain >= gain_by_chance(ground.valid_accuracy, len(self.task.valid))
+        chance = gain_by_chance(ground.valid_accuracy, len(self.task.valid))
+        return gain > 0 and gain >= chance - 1e-9  # whole samples, but for rounding
+
+    def _is_at_the_top(self) -> bool:
+        """Whether too few validation samples are wrong for any further rung to be a gain."""
+        ground, climbed = self._ground(), self.climbed
+        if ground is None or climbed is None or self.rungs[climbed.place].density > 0:
+            return False
+        return num_wrong(ground.valid_accuracy, len(self.task.valid)) < LEAST_GAIN
 
     def _is_last(self, place: int, result: RungReport) -> bool:
         """Whether no sparser difference than the one just trained is worth a try."""
