@@ -259,8 +259,9 @@ def _verify(options: argparse.Namespace) -> int:
         return 1
     network = "network rebuilt"
     if not checked.is_rebuilt:
-        network = "network not at hand (your own; give it with --net to check that it fits)"
-    if checked.without_base:
+        what, option = ("own, over a base", "--base") if checked.without_base else ("own", "--net")
+        network = f"network not at hand (your {what}; give it with {option} to check that it fits)"
+    elif checked.without_base:
         network += f"; {len(checked.without_base)} tasks not put together: give their --base"
     print(
         f"fine: {checked.file_bytes:,} bytes, {checked.num_sections} sections, "
