@@ -147,6 +147,19 @@ class Tiny(nn.Module):
         return self.classifier(self.norm(self.conv(x)).relu().mean((2, 3)))
 
 
+class Named(Tiny):
+    """The same with a head whose name is not a usual one."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        super().__init__(3, False)
+        self.logits = nn.Linear(4, 3)
+        del self.classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
 CONFIG = {"input_size": (3, 12, 12), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.25)}
 
 
@@ -356,6 +369,50 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     net = networks.pretrained("small-cnn", tmp_path / "wide.pth")  # but for the head
     assert torch.equal(net.fc1.weight, wide.fc1.weight)
     assert not torch.equal(net.fc.weight[:7], wide.fc.weight)
+
+
+def headless(net: nn.Module, head: str, *others: str) -> dict[str, Tensor]:
+    """The weights of a network but for those of its head, and some others."""
+    return {n: t for n, t in net.state_dict().items() if not n.startswith((f"{head}.", *others))}
+
+
+def test_a_base_s_file_need_not_hold_the_head(tmp_path: Path) -> None:
+    whole, file = networks.build("small-cnn"), tmp_path / "body.pth"
+    torch.save(headless(whole, "fc"), file)
+    with pytest.raises(SettingError, match=r"only in the network: fc.weight, fc.bias"):
+        networks.pretrained("small-cnn", file)
+    net = networks.pretrained("small-cnn", file, base=True)
+    assert Architecture(net, base="frozen").source == "body.pth"
+    one, two = (TinySubNets(Architecture(n, base="frozen")).store.base for n in (net, whole))
+    assert one is not None and two is not None and one.sha256 == two.sha256
+    torch.save(headless(whole, "fc", "conv1") | {"_fc.weight": torch.ones(2, 2)}, file)
+    match = "only in the network: conv1.weight.*\n.*only in the file: _fc.weight"
+    with pytest.raises(SettingError, match=match) as caught:
+        networks.pretrained("small-cnn", file, base=True)
+    assert " fc." not in str(caught.value)
+
+
+def test_a_model_over_a_file_without_a_head(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a head with a name of its own, which the model file remembers."""
+    monkeypatch.setattr(nets, "own", lambda: Named(5), raising=False)
+    torch.save(headless(Named(7), "logits"), "body.pth")
+    base = ["--base", "nets:own", "--weights", "body.pth"]
+    few = ["--size", "12", "--set", "epochs=1", "--set", 'rungs=["head"]', "--device", "cpu"]
+    learn = ["learn", "model", *base, "--task", "one", "--data", "first", *few, "--keep-anyway"]
+    assert main(learn) == 2
+    error = capsys.readouterr().err
+    assert "Layers that could be the head: logits" in error and "--head" in error
+    assert main([*learn, "--head", "logits"]) == 0
+    photo = str(next((place / "first" / "blue").iterdir()))
+    assert main(["predict", "model", "--task", "one", photo, *base]) == 0
+    Path("mine.toml").write_text(
+        '[tasks.one]\ndata = "first"\n[data]\nimage_size = 12\n[network]\nname = "nets:own"\n'
+        'weights = "body.pth"\nhead = "logits"\nbase = "frozen"\n[tsn]\nrungs = ["head"]\n'
+        "[training]\nepochs = 1\n"
+    )
+    assert main(["run", "mine.toml", "--out", "run", "--device", "cpu", "--no-report"]) == 0
 
 
 def test_what_networks_say_of_their_inputs() -> None:
