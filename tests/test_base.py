@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nets import points
 from tinysubnets import format as artifact
 from tinysubnets import networks
+from tinysubnets.cli import main
 from tinysubnets.errors import (
     ArchitectureError,
     MismatchError,
@@ -212,6 +213,21 @@ def test_another_base_is_refused_with_both_hashes(tmp_path: Path) -> None:
         TinySubNets(Architecture(other, base="frozen"), store=one.store, device="cpu")
     with pytest.raises(MismatchError, match="network of your own"):
         SubnetStore.load(tmp_path)
+
+
+def test_verify_asks_for_what_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A network of one's own: with its weights where these are not in the file."""
+    one = learner(price=1.0, rungs=("head",))
+    one.learn(points(0))
+    one.save(tmp_path / "over")
+    assert artifact.check(tmp_path / "over").without_base == ("t0",)
+    one.store.embed_base_()
+    one.save(tmp_path / "embedded")
+    assert artifact.check(tmp_path / "embedded").without_base == ()
+    for name, option in (("over", "--base"), ("embedded", "--net")):
+        assert main(["verify", str(tmp_path / name)]) == 0
+        told = capsys.readouterr().out
+        assert f"give it with {option} to check" in told and told.count("--") == 1
 
 
 def test_without_its_base_a_model_is_looked_at_but_not_used(tmp_path: Path) -> None:

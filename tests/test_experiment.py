@@ -17,7 +17,7 @@ import torch
 
 from run_helpers import SMALL, epochs, numbers
 from tinysubnets import scenarios
-from tinysubnets.errors import RunError, SettingError
+from tinysubnets.errors import ArchitectureError, RunError, SettingError, TaskError
 from tinysubnets.experiments import metrics, recipe
 from tinysubnets.experiments import progress as display
 from tinysubnets.experiments import run as experiment_module
@@ -26,8 +26,10 @@ from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.method.core import SubnetReport
+from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.pruning import PruningStep
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.tasks.task import Task
 from tinysubnets.training.loop import EpochReport
 
 
@@ -266,6 +268,61 @@ def test_bad_settings_leave_no_run_behind(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="hidden"), RunDir(tmp_path / "new") as folder:
         Experiment.begin(plan, folder)
     assert tmp_path.exists() and not (tmp_path / "new").exists()
+
+
+def small_images(folder: Path) -> Plan:
+    """A run of images that its network is too large for."""
+    labels = np.arange(40) % 2
+    images = np.random.default_rng(0).integers(0, 255, (40, 1, 8, 8), dtype=np.uint8)
+    np.savez(folder / "a.npz", inputs=images, labels=labels)
+    file = folder / "mine.toml"
+    file.write_text(
+        '[tasks.a]\ndata = "a.npz"\n[network]\nname = "small-cnn"\nimage_size = 16\n'
+        "[training]\nepochs = 1\n"
+    )
+    return Plan(recipe.load(str(file)), 0, "cpu", 1)
+
+
+def test_a_run_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    plan = small_images(tmp_path)
+    for path in (tmp_path / "runs" / "one", tmp_path / "there", tmp_path / "kept"):
+        if path.name != "one":
+            path.mkdir()
+        if path.name == "kept":
+            (path / "log.txt").write_text("of somebody else\n")
+        with pytest.raises(ArchitectureError, match="fails on"), RunDir(path) as folder:
+            for _ in Experiment.begin(plan, folder).steps():
+                pass
+    assert not (tmp_path / "runs").exists()
+    assert (tmp_path / "there").is_dir() and not list((tmp_path / "there").iterdir())
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["log.txt"]
+    assert (tmp_path / "kept" / "log.txt").read_text().startswith("of somebody else")
+    fitting = replace(
+        plan, recipe=recipe.load(plan.recipe.name, assignments=["network.image_size=8"])
+    )
+    run(fitting, tmp_path / "kept")
+    assert (tmp_path / "kept" / "result.json").exists()
+
+
+def test_a_run_that_fails_later_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its first epoch, or where it was resumed, there is something to go on with."""
+    path = tmp_path / "run"
+    with RunDir(path) as folder:
+        Experiment.begin(small(), folder)
+    begin, calls = TinySubNets.begin, []
+
+    def refused(learner: TinySubNets, task: Task, **given: Any) -> Any:
+        calls.append(task.name)
+        if len(calls) in (1, 3):
+            raise TaskError("refused")
+        return begin(learner, task, **given)
+
+    monkeypatch.setattr(TinySubNets, "begin", refused)
+    for _ in range(2):
+        with pytest.raises(TaskError, match="refused"), RunDir(path) as folder:
+            list(Experiment.resume(folder).steps())
+    assert len(calls) == 3 and (path / "config.toml").exists()
+    assert len(epochs(path)) == 3
 
 
 @pytest.mark.slow

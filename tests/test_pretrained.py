@@ -82,11 +82,50 @@ def test_heads_of_the_usual_names_are_found(name: str, head: nn.Module, found: s
     assert report.valid_accuracy > 0
 
 
+ADVICE = r"Architecture\(net, head=…\), network.head in a recipe, --head on the command line"
+
+
 def test_no_head_found() -> None:
     net = nn.Sequential(OrderedDict(body=nn.Linear(12, 8), act=nn.ReLU(), logits=nn.Linear(8, 3)))
-    with pytest.raises(ArchitectureError, match=r"no head of a usual name.*logits, body"):
+    with pytest.raises(
+        ArchitectureError, match=rf"no head of a usual name.*logits, body.*{ADVICE}"
+    ):
         Architecture(net, base="frozen")
     assert Architecture(net, head="logits").head == "logits"
+
+
+@pytest.mark.parametrize("name", ["fc", "head", "classifier"])
+def test_a_head_without_a_matrix_is_none(name: str) -> None:
+    """As libraries build networks that are to give features alone."""
+    net = with_head(name, nn.Identity())
+    with pytest.raises(ArchitectureError, match=f"Identity {name}.*num_classes=0.*body.*{ADVICE}"):
+        Architecture(net, base="frozen")
+    with pytest.raises(ArchitectureError, match=f"head '{name}' has no.*body.*{ADVICE}"):
+        Architecture(net, head=name, base="frozen")
+    net.add_module("output", nn.Linear(8, 3))
+    assert Architecture(net, base="frozen").head == "output"
+
+
+class TwoHeads(nn.Module):
+    """What the mean of two heads gives, one of them distilled from another network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.other = nn.Linear(12, 8), nn.Linear(8, 5), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x).relu()
+        return (self.head(x) + self.other(x)) / 2
+
+
+def test_a_second_head_is_told() -> None:
+    match = "runs with 5 outputs of its head 'head' and fails with 3.*Linear other"
+    with pytest.raises(ArchitectureError, match=match):
+        learner(TwoHeads()).begin(points(0))
+    one = learner(TwoHeads(), rungs=("head",), price=1.0)
+    one.learn(points(9, 5))  # as many classes as there, by chance
+    with pytest.raises(ArchitectureError, match=match):
+        one.begin(points(0))
 
 
 # Networks of libraries, by stand-ins: timm and torchvision need not be there.
@@ -106,6 +145,19 @@ class Tiny(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+class Named(Tiny):
+    """The same with a head whose name is not a usual one."""
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        super().__init__(3, False)
+        self.logits = nn.Linear(4, 3)
+        del self.classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logits(self.norm(self.conv(x)).relu().mean((2, 3)))
 
 
 CONFIG = {"input_size": (3, 12, 12), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.25)}
@@ -319,6 +371,50 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     assert not torch.equal(net.fc.weight[:7], wide.fc.weight)
 
 
+def headless(net: nn.Module, head: str, *others: str) -> dict[str, Tensor]:
+    """The weights of a network but for those of its head, and some others."""
+    return {n: t for n, t in net.state_dict().items() if not n.startswith((f"{head}.", *others))}
+
+
+def test_a_base_s_file_need_not_hold_the_head(tmp_path: Path) -> None:
+    whole, file = networks.build("small-cnn"), tmp_path / "body.pth"
+    torch.save(headless(whole, "fc"), file)
+    with pytest.raises(SettingError, match=r"only in the network: fc.weight, fc.bias"):
+        networks.pretrained("small-cnn", file)
+    net = networks.pretrained("small-cnn", file, base=True)
+    assert Architecture(net, base="frozen").source == "body.pth"
+    one, two = (TinySubNets(Architecture(n, base="frozen")).store.base for n in (net, whole))
+    assert one is not None and two is not None and one.sha256 == two.sha256
+    torch.save(headless(whole, "fc", "conv1") | {"_fc.weight": torch.ones(2, 2)}, file)
+    match = "only in the network: conv1.weight.*\n.*only in the file: _fc.weight"
+    with pytest.raises(SettingError, match=match) as caught:
+        networks.pretrained("small-cnn", file, base=True)
+    assert " fc." not in str(caught.value)
+
+
+def test_a_model_over_a_file_without_a_head(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a head with a name of its own, which the model file remembers."""
+    monkeypatch.setattr(nets, "own", lambda: Named(5), raising=False)
+    torch.save(headless(Named(7), "logits"), "body.pth")
+    base = ["--base", "nets:own", "--weights", "body.pth"]
+    few = ["--size", "12", "--set", "epochs=1", "--set", 'rungs=["head"]', "--device", "cpu"]
+    learn = ["learn", "model", *base, "--task", "one", "--data", "first", *few, "--keep-anyway"]
+    assert main(learn) == 2
+    error = capsys.readouterr().err
+    assert "Layers that could be the head: logits" in error and "--head" in error
+    assert main([*learn, "--head", "logits"]) == 0
+    photo = str(next((place / "first" / "blue").iterdir()))
+    assert main(["predict", "model", "--task", "one", photo, *base]) == 0
+    Path("mine.toml").write_text(
+        '[tasks.one]\ndata = "first"\n[data]\nimage_size = 12\n[network]\nname = "nets:own"\n'
+        'weights = "body.pth"\nhead = "logits"\nbase = "frozen"\n[tsn]\nrungs = ["head"]\n'
+        "[training]\nepochs = 1\n"
+    )
+    assert main(["run", "mine.toml", "--out", "run", "--device", "cpu", "--no-report"]) == 0
+
+
 def test_what_networks_say_of_their_inputs() -> None:
     net = fresh()
     assert expected_inputs(net) is None and Architecture(net).expected_inputs is None
@@ -390,8 +486,35 @@ def test_transformers_as_a_base(make: Any, shape: Any, tmp_path: Path) -> None:
 def test_images_of_another_size_than_a_network_takes() -> None:
     net = vit()
     net.data_config = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.2,) * 3}  # type: ignore[assignment]
-    with pytest.raises(ArchitectureError, match=r"images of 8x8.*\(3, 12, 12\).*--size"):
-        learner(net).begin(nets.task("large", (3, 12, 12)))
+    large = nets.task("large", (3, 12, 12))
+    with pytest.raises(ArchitectureError, match=r"1\. The .*images of 8x8.*\(3, 12, 12\).*--size"):
+        learner(net).begin(large)
+    with pytest.raises(ArchitectureError, match=r"another shape than \(3, 12, 12\).*--size"):
+        learner(vit()).begin(large)  # which says nothing of its images
+
+
+def test_images_of_another_number_of_channels_than_a_network_takes() -> None:
+    net = vit()
+    net.data_config = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.2,) * 3}  # type: ignore[assignment]
+    for side in (8, 12):
+        with pytest.raises(ArchitectureError) as caught:
+            learner(net).begin(nets.task("gray", (1, side, side)))
+        told = str(caught.value)
+        assert f"RGB images, with 3, and the task's are (1, {side}, {side}), with 1" in told
+        assert "inputs.repeat(3, axis=1)" in told and "data.channels = 3" in told
+        assert "--size" not in told
+
+
+def test_no_size_is_advised_where_it_is_not_at_fault() -> None:
+    class Noisy(Tiny):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + torch.rand(()))
+
+    net = Noisy(5, True)
+    net.data_config = CONFIG  # type: ignore[assignment]
+    with pytest.raises(ArchitectureError, match="draws from torch's generator") as caught:
+        learner(net).begin(nets.task("large", (3, 16, 16)))
+    assert "--size" not in str(caught.value)
 
 
 # Commands.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from nets import data, learned, learner, task
 from tinysubnets.errors import TaskError
-from tinysubnets.tasks.loader import DeviceLoader
+from tinysubnets.tasks.loader import PREFETCH, DeviceLoader
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Split, Task, few_told
 
@@ -69,7 +71,7 @@ def test_splits_are_disjoint_complete_and_stratified() -> None:
 
 def test_labels_stay_with_their_inputs() -> None:
     x = np.arange(60, dtype=np.float32)[:, None]
-    made = Task.from_arrays("a", x, (np.arange(60) % 3), test=(x[:9], np.arange(9) % 3))
+    made = Task.from_arrays("a", x, (np.arange(3) % 3), test=(x[:9], np.arange(9) % 3))
     assert made.test is not None
     for split in (made.train, made.valid, made.test):
         assert (split.inputs().flatten().long() % 3).tolist() == split.labels.tolist()
@@ -267,6 +269,29 @@ def test_a_streaming_error_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -
         while not trainer.finished:
             trainer.epoch()
     assert learn.store.tasks == () and learn.store.banks == []
+
+
+def test_a_stream_that_fails_lets_go_of_a_caller_who_has_left() -> None:
+    """Its error has no room in a full queue, and nobody is there to make some."""
+    failing = threading.Event()
+
+    class Failing(Split):
+        def inputs(self, where: Any = slice(None)) -> Tensor:
+            if torch.is_tensor(where) and 4 * (PREFETCH + 1) in where:
+                failing.set()
+                raise OSError("the disk is gone")
+            return super().inputs(where)
+
+    made = task()
+    split = Failing(made.train.source, made.train.labels, made.train.index)
+    loader = DeviceLoader(split, made.normalization, "cpu", resident_bytes=0)
+    batches = loader.raw(list(torch.arange(len(split)).split(4)))
+    next(batches)
+    assert failing.wait(60)
+    leaving = threading.Thread(target=batches.close, daemon=True)  # type: ignore[attr-defined]
+    leaving.start()
+    leaving.join(60)
+    assert not leaving.is_alive()
 
 
 def test_arrays_of_every_form_are_read_alike() -> None:

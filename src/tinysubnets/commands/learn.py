@@ -223,7 +223,7 @@ def _new_learner(options: argparse.Namespace) -> Learner:
                 f"--base {options.base} is a file of weights; say which network they are for: "
                 f"--base NAME --weights {options.base}."
             )
-        base = networks.pretrained(options.net, options.base)
+        base = networks.pretrained(options.net, options.base, base=True, head=options.head)
     architecture = Architecture(base, options.head, base="frozen")
     given = [_placed(a, TinySubNets.name) for a in options.assignments]
     tables = config.override(fitting_few_samples(), given)

@@ -96,8 +96,11 @@ def given_base(options: argparse.Namespace) -> nn.Module | str | None:
             raise SettingError("--weights goes with --base NAME, the network that they are for.")
         return None
     if networks.is_name(options.base):
+        head = getattr(options, "head", None)
+        if head is None and options.weights is not None:
+            head = _head_of(options.model)
         with redirect_stdout(sys.stderr):
-            return networks.pretrained(options.base, options.weights)
+            return networks.pretrained(options.base, options.weights, base=True, head=head)
     if options.weights is not None:
         raise SettingError(f"--weights with --base {options.base}: give --base the network's name.")
     if not Path(options.base).is_file():
@@ -106,6 +109,17 @@ def given_base(options: argparse.Namespace) -> nn.Module | str | None:
             f"timm:resnet18, my_package.models:build, or one of {', '.join(networks.names())}."
         )
     return str(options.base)
+
+
+def _head_of(model: str) -> str | None:
+    """The name of the head of a model's network; None where there is no model that says it."""
+    from tinysubnets.format.container import ModelFile, model_path
+
+    try:
+        with ModelFile(model_path(model)) as file:
+            return str(file.config["architecture"]["head"])
+    except (ArtifactError, KeyError, TypeError):  # told by whoever reads it whole
+        return None
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -259,8 +273,9 @@ def _verify(options: argparse.Namespace) -> int:
         return 1
     network = "network rebuilt"
     if not checked.is_rebuilt:
-        network = "network not at hand (your own; give it with --net to check that it fits)"
-    if checked.without_base:
+        what, option = ("own, over a base", "--base") if checked.without_base else ("own", "--net")
+        network = f"network not at hand (your {what}; give it with {option} to check that it fits)"
+    elif checked.without_base:
         network += f"; {len(checked.without_base)} tasks not put together: give their --base"
     print(
         f"fine: {checked.file_bytes:,} bytes, {checked.num_sections} sections, "

@@ -367,8 +367,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with friendly_os_errors(folder):
-            self.writer = summary_writer()(str(folder / "tensorboard"))
+        self._made: Any = None
 
     def __enter__(self) -> TensorBoard:
         return self
@@ -376,25 +375,33 @@ class TensorBoard:
     def __exit__(self, *_: object) -> None:
         """Write what is left, also where a run was stopped."""
         with friendly_os_errors(self.folder):
-            self.writer.close()
+            if self._made is not None:
+                self._made.close()
 
     def show(self, event: Event) -> None:
         """Write one event of a run."""
         with friendly_os_errors(self.folder):
             self._write(event)
 
+    @property
+    def _writer(self) -> Any:
+        """The writer, made with its files when there is something to write."""
+        if self._made is None:
+            self._made = summary_writer()(str(self.folder / "tensorboard"))
+        return self._made
+
     def _write(self, event: Event) -> None:
         if isinstance(event, EpochReport):
             for name in ("loss", "valid_loss", "valid_accuracy", "lr"):
-                self.writer.add_scalar(f"{event.task}/{name}", getattr(event, name), event.epoch)
+                self._writer.add_scalar(f"{event.task}/{name}", getattr(event, name), event.epoch)
         elif isinstance(event, TaskLearned):
             for task, accuracy in enumerate(event.row[: event.index + 1]):
                 if accuracy is not None:
-                    self.writer.add_scalar(f"accuracy/task_{task}", accuracy, event.index)
+                    self._writer.add_scalar(f"accuracy/task_{task}", accuracy, event.index)
         elif isinstance(event, Finished):
             for name, value in event.result["metrics"].items():
                 if value is not None:
-                    self.writer.add_scalar(f"metrics/{name}", value)
+                    self._writer.add_scalar(f"metrics/{name}", value)
 
 
 def summary_writer() -> Any:

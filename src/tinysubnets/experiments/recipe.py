@@ -346,7 +346,8 @@ def build_architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Arc
     with torch.random.fork_rng(devices=[]):
         seeds.seed_torch_(seed)
         if is_pretrained:
-            net = networks.pretrained(name, weights, **settings)
+            is_base = base is not None
+            net = networks.pretrained(name, weights, base=is_base, head=head, **settings)
         else:
             net = networks.build(name, **settings)
     settings.pop("pretrained", None)

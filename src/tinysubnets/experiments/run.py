@@ -23,7 +23,13 @@ import numpy as np
 import torch
 
 from tinysubnets import scenarios
-from tinysubnets.errors import CapacityWarning, RunError
+from tinysubnets.errors import (
+    ArchitectureError,
+    CapacityWarning,
+    RunError,
+    SettingError,
+    TaskError,
+)
 from tinysubnets.experiments import methods as learners
 from tinysubnets.experiments import results
 from tinysubnets.experiments.checkpoint import (
@@ -95,6 +101,7 @@ class Finished:
     result: dict[str, Any]
 
 
+REFUSALS = (ArchitectureError, SettingError, TaskError)  # of what was given; others may pass
 Event = TaskBegun | EpochReport | PruningStep | TaskLearned | Note | Finished
 
 
@@ -142,6 +149,7 @@ class Experiment:
         self._seconds, self._since = 0.0, time.perf_counter()
         self._saved_at = time.monotonic()
         self._learned_is_saved = False
+        self._is_untouched = False  # a run that has begun here, and trained no epoch yet
         if checkpoint is not None:
             self._restore_(checkpoint)
 
@@ -152,6 +160,7 @@ class Experiment:
         experiment = cls(replace(plan, device=str(pick_device(plan.device))), folder)
         folder.write_config(experiment.plan.as_dict())
         folder.log(f"begin {plan.recipe.name} by {plan.recipe.method}, seed {plan.seed}")
+        experiment._is_untouched = True
         return experiment
 
     @classmethod
@@ -173,7 +182,18 @@ class Experiment:
         return experiment
 
     def steps(self) -> Iterator[Event]:
-        """The run, one event at a time: epochs, pruning steps, learned tasks, and the result."""
+        """The run, one event at a time: epochs, pruning steps, learned tasks, and the result.
+
+        A run that is refused before its first epoch is trained takes its files back.
+        """
+        try:
+            yield from self._steps()
+        except REFUSALS:
+            if self._is_untouched:
+                self.folder.take_back()
+            raise
+
+    def _steps(self) -> Iterator[Event]:
         yield from self._note(distributed.slower_because(self.learner.device))
         if self.chosen:
             yield Note(self.chosen)
@@ -194,7 +214,7 @@ class Experiment:
             "metrics_bytes": self.folder.tracked_bytes(),
         }
         self.checkpoints.save(learned, trainer, numbers)
-        self._learned_is_saved = True
+        self._learned_is_saved, self._is_untouched = True, False
         self._saved_at = time.monotonic()
 
     def _save_if_due_(self) -> None:
@@ -238,6 +258,7 @@ class Experiment:
         )
         while not trainer.finished:
             epoch = trainer.epoch()
+            self._is_untouched = False
             self.folder.track({"index": index} | asdict(epoch))
             self._save_if_due_()
             yield epoch

@@ -32,6 +32,7 @@ from tinysubnets.files import (
     lock,
     sync_file,
     truncate,
+    without_empty,
 )
 
 FORMAT = 1
@@ -45,6 +46,7 @@ class RunDir:
 
         self.path = Path(path)
         self.is_writer = distributed.is_first()
+        self._made: set[str] = set()  # names of files that were not there before
         self._held = contextlib.ExitStack()  # what is given back at the end, the last first
 
     def __enter__(self) -> RunDir:
@@ -55,8 +57,7 @@ class RunDir:
 
     def _hold(self) -> None:
         with friendly_os_errors(self.path), contextlib.ExitStack() as held:
-            if not self.path.exists():
-                held.callback(self._remove_if_empty)
+            held.enter_context(without_empty(self.path))  # where a plan was refused
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 held.enter_context(lock(self.path / ".lock"))
@@ -70,10 +71,16 @@ class RunDir:
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def _remove_if_empty(self) -> None:
-        """Leave no empty folder behind where a plan was refused."""
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path)
+    def take_back(self) -> None:
+        """Remove the files that this process has made here, of a run that was refused.
+
+        The folder goes with them when it is closed, if it was made for the run and holds nothing
+        else.
+        """
+        for name in self._made:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path / name)
+        self._made.clear()
 
     @property
     def is_finished(self) -> bool:
@@ -89,6 +96,7 @@ class RunDir:
         """Write a file whole or not at all, and wait until it is on disk."""
         if not self.is_writer:
             return
+        self._note_made(name)
         with friendly_os_errors(self.path):
             atomic_write(self.path / name, text.encode("utf-8"), is_only_writer=True)
 
@@ -96,6 +104,7 @@ class RunDir:
         """Add a line with the time to the log."""
         if not self.is_writer:
             return
+        self._note_made("log.txt")
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         with friendly_os_errors(self.path), appending(self.path / "log.txt") as file:
             file.write(f"{stamp} {line}\n".encode(errors="replace"))
@@ -104,8 +113,13 @@ class RunDir:
         """Add a line of metrics."""
         if not self.is_writer:
             return
+        self._note_made("metrics.jsonl")
         with friendly_os_errors(self.path), appending(self.path / "metrics.jsonl") as file:
             file.write((json.dumps(plain(values)) + "\n").encode())
+
+    def _note_made(self, name: str) -> None:
+        if not os.path.lexists(self.path / name):
+            self._made.add(name)
 
     def tracked_bytes(self) -> int:
         """The length of the metrics so far, all of them on disk."""

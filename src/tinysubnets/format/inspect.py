@@ -233,7 +233,8 @@ class Checked:
     """What a check went through.
 
     - `is_rebuilt`: whether the network was at hand, to hold every task once.
-    - `without_base`: the tasks that it could not hold, because the base's values were not.
+    - `without_base`: the tasks that it could not hold, because the base's values were not; without
+      the network itself, those that use the base.
     """
 
     file_bytes: int
@@ -276,6 +277,8 @@ def check(
                     _check_weights(store, name)
                 else:
                     lacking.append(name)
+        elif contents.base is not None and contents.base.values is None:
+            lacking = [name for name, subnet in contents.subnets.items() if subnet.uses_base]
     num_tasks = len(contents.subnets)
     return Checked(file.file_bytes, sections, num_tasks, is_rebuilt, tuple(lacking))
 

@@ -61,7 +61,9 @@ from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey, initial_state, old_weights_hash
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
+from tinysubnets.nn.trial import PassError
 from tinysubnets.tasks.divergence import InputStatistics
+from tinysubnets.tasks.expected import shape_hint
 from tinysubnets.tasks.rotations import ROTATIONS, rotated_task
 from tinysubnets.tasks.task import Task
 from tinysubnets.training import distributed
@@ -250,15 +252,11 @@ class MaskedCore:
         raw = task.train.inputs(torch.arange(batch))
         try:
             self.architecture.check(tensors, task.normalization(raw), self.num_outputs(task))
-        except ArchitectureError as error:
-            expected, shape = self.architecture.expected_inputs, tuple(raw.shape[1:])
-            if expected is None or shape == (expected.channels, expected.size, expected.size):
+        except PassError as error:
+            hint = shape_hint(self.architecture.expected_inputs, tuple(raw.shape[1:]))
+            if not hint:
                 raise
-            raise ArchitectureError(
-                f"{error} The network was trained on {expected}, {expected.mode}, and the task's "
-                f"are {shape}; bring them to that size: Task.from_folder(…, size=…), "
-                "data.image_size in a recipe, --size on the command line."
-            ) from error
+            raise ArchitectureError(f"{error} {hint}") from error
 
     def train(self, module: TaskModule, task: Task, settings: TrainingSettings) -> Training:
         """The training of the next task's module."""

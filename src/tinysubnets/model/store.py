@@ -343,7 +343,7 @@ class SubnetStore:
     def needs_base(self, task: str | None = None) -> bool:
         """Whether a task, or any of all, cannot be used without the values of the base."""
         entries = self.entries() if task is None else self.chain(self.subnet(task))
-        return any(s.reference == BASE or s.adds_to_base or s.from_base() for s in entries)
+        return any(s.uses_base for s in entries)
 
     def base_values(self) -> Mapping[str, Tensor]:
         """The values of the base, by name; an error where they are not at hand."""

@@ -272,6 +272,11 @@ class Subnet:
         return self.bank == NO_BANK and self.num_new == 0
 
     @property
+    def uses_base(self) -> bool:
+        """Whether something of it is the base's own, or added to the base."""
+        return self.reference == BASE or self.adds_to_base or bool(self.from_base())
+
+    @property
     def has_mask(self) -> bool:
         """Whether a mask says where its own weights are; others may be coded against it."""
         return not self.adds_nothing and not self.rank

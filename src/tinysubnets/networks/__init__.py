@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from tinysubnets.errors import SettingError, TinySubNetsError, unknown
+from tinysubnets.errors import ArchitectureError, SettingError, TinySubNetsError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,13 +104,20 @@ def is_name(value: object) -> TypeGuard[str]:
 
 
 def pretrained(
-    name: str, weights: str | os.PathLike[str] | None = None, **settings: Any
+    name: str,
+    weights: str | os.PathLike[str] | None = None,
+    *,
+    base: bool = False,
+    head: str | None = None,
+    **settings: Any,
 ) -> nn.Module:
     """A network with its pretrained weights, which can be a base.
 
     - `name`: as for `build`. Networks of timm and torchvision come with the weights that these
       libraries fetch; a function of your own returns the network with weights in it.
     - `weights`: a local file of weights by name instead, .safetensors, .pth or .pt.
+    - `base`: whether it is to be a base, which has no use for the head: the file may lack it.
+    - `head`: the name of that head, as `Architecture` takes it.
     - `settings`: those of the network.
     """
     from tinysubnets.networks import libraries
@@ -125,11 +132,23 @@ def pretrained(
     network = build(name, **settings)
     source = name
     if weights is not None:
-        libraries.fill_(network, weights)
+        libraries.fill_(network, weights, optional=_of_head(network, head) if base else ())
         source = Path(weights).name
     settings.pop("pretrained", None)
     network.built_as = _record(name, settings, network) | {"source": source}  # type: ignore[assignment]
     return network
+
+
+def _of_head(network: nn.Module, head: str | None) -> tuple[str, ...]:
+    """The names of the tensors that give the logits, which no base holds."""
+    from tinysubnets.nn.trial import check_head, find_head, output_layer
+
+    head = find_head(network) if head is None else head
+    try:
+        check_head(network, head)
+    except ArchitectureError:  # of another network: its weights tell, or whoever wraps it
+        return ()
+    return output_layer(network, head)
 
 
 def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +126,17 @@ def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
     return tensors
 
 
-def fill_(network: nn.Module, file: str | os.PathLike[str]) -> None:
-    """Put the weights of a file into a network: all but those of a head of another width."""
+def fill_(
+    network: nn.Module, file: str | os.PathLike[str], *, optional: Collection[str] = ()
+) -> None:
+    """Put the weights of a file into a network: all but those of a head of another width.
+
+    - `optional`: the names of tensors that the file need not have.
+    """
     tensors = read_weights(file)
     own = network.state_dict()
-    lacking = [n for n in own if n not in tensors and not n.endswith("num_batches_tracked")]
+    needed = (n for n in own if n not in optional and not n.endswith("num_batches_tracked"))
+    lacking = [n for n in needed if n not in tensors]
     strange = [n for n in tensors if n not in own and not n.endswith("num_batches_tracked")]
     other = [n for n, t in tensors.items() if n in own and own[n].shape != t.shape]
     widths = {n for n in other if own[n].ndim and own[n].shape[1:] == tensors[n].shape[1:]}

@@ -23,7 +23,14 @@ from torch.nn.utils.parametrizations import _WeightNorm
 
 from tinysubnets import seeds
 from tinysubnets.errors import ArchitectureError
-from tinysubnets.nn.trial import Trial, check_head, check_network, find_head
+from tinysubnets.nn.trial import (
+    PassError,
+    Trial,
+    check_head,
+    check_network,
+    find_head,
+    output_layer,
+)
 from tinysubnets.tasks.expected import expected_inputs
 
 Rule = Callable[[str, Tensor], bool]
@@ -113,7 +120,7 @@ class Architecture:
             if n not in self.running_stats and n not in counters
         }
         self.pretrained = {n: t.detach() for n, t in [*parameters.items(), *buffers.items()]}
-        self.output = _output_layer(net, head)
+        self.output = output_layer(net, head)
         # Copies for other modes are made of this one when they are first needed.
         self._code: dict[Mode, StatelessModule] = {"train": StatelessModule(net, "train")}
         self._from_head = False  # whether passes take what reaches the head
@@ -256,7 +263,7 @@ class Architecture:
         # A trial must not move the caller's random numbers, nor leave anything in the network.
         with seeds.global_generators_kept():
             if widths is not None:
-                trial.width(self._stateless("eval"))
+                self._check_width(trial, lambda: trial.width(self._stateless("eval")))
             else:
                 self._try(trial)
         self._tried.setdefault(kind, set()).add(num_classes)
@@ -268,10 +275,23 @@ class Architecture:
         learned = [
             s.name for s in (*self.shared, *self.task_params) if s.name not in self.running_stats
         ]
-        trial.evaluation(code["eval"], code["eval"].net)
+        evaluated = code["eval"]
+        self._check_width(trial, lambda: trial.evaluation(evaluated, evaluated.net))
         trial.training(code["train"], code["train"].net, learned, self.pretrained)
         if self.has_running_stats:
             trial.calibration(code["calibrate"], code["calibrate"].net)
+
+    def _check_width(self, trial: Trial, look: Callable[[], None]) -> None:
+        """A look in evaluation; where it fails by the head's new width alone, that is told."""
+        try:
+            look()
+        except PassError as error:
+            own = {s.name: s.shape for s in self.task_params if s.name in self.output}
+            if trial.runs_with(self._stateless("eval"), own):
+                raise ArchitectureError(
+                    trial.told_of_width(self.code("eval"), own, error)
+                ) from error
+            raise
 
     def _check_untied_head(self, prefix: str) -> None:
         for alias, name in self.aliases.items():
@@ -334,24 +354,6 @@ def _running_stats(net: nn.Module) -> Iterator[str]:
         if isinstance(module, _NormBase) and module.track_running_stats:
             for leaf in ("running_mean", "running_var"):
                 yield f"{prefix}.{leaf}" if prefix else leaf
-
-
-def _output_layer(net: nn.Module, head: str) -> tuple[str, ...]:
-    """The names of the head's tensors whose first dimension counts the classes."""
-    last = None
-    for prefix, module in net.get_submodule(head).named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim >= 2:
-            last = (prefix, module)
-    if last is None:
-        raise ArchitectureError(f"the head {head!r} has no layer with a weight matrix.")
-    name = f"{head}.{last[0]}" if last[0] else head
-    width = last[1].weight.shape[0]
-    return tuple(
-        f"{name}.{n}"
-        for n, p in last[1].named_parameters(recurse=False)
-        if p.ndim and p.shape[0] == width
-    )
 
 
 # The network without values: what a forward pass does, apart from the tensors it does it with.

@@ -29,6 +29,7 @@ MAX_DEPTH, MAX_VALUES = 6, 20_000
 RANDOM_PASSES = 8  # in training, of a network that draws random numbers
 OVERWRITTEN = "modified by an inplace operation"  # what torch says of it
 MAX_CANDIDATES = 12  # layers that an error names as possible heads
+MAX_SHOWN = 3  # layers that an error names as depending on the head's width
 REGISTERED = ("_parameters", "_buffers", "_modules")
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
@@ -45,28 +46,58 @@ def find_head(net: nn.Module) -> str:
     named `fc` is the head as a whole.
     """
     modules = dict(net.named_modules())
-    if "fc" in modules:
-        return "fc"
-    for name in USUAL_HEADS:
-        inside = modules[name].named_modules(prefix=name) if name in modules else ()
-        layers = [n for n, m in inside if _has_weight_matrix(m)]
-        if layers:
-            return layers[-1]
+    there = [name for name in USUAL_HEADS if name in modules]
+    for name in there:
+        if layers := _layers(net, name):
+            return name if name == "fc" else layers[-1]
+    usual = f"of a usual name ({', '.join(USUAL_HEADS)})"
+    if not there:
+        raise ArchitectureError(f"the network has no head {usual}. {_candidates(net)}")
     raise ArchitectureError(
-        f"the network has no head of a usual name ({', '.join(USUAL_HEADS)}). {_candidates(net)}"
+        f"the network has no head: {describe(modules[there[0]], there[0])} has no weight matrix, "
+        f"nor has any other part {usual}. If it was built without a head, as timm does with "
+        f"num_classes=0, build it with any number of classes. {_candidates(net)}"
     )
 
 
 def check_head(net: nn.Module, head: str) -> None:
-    """Refuse a head that is not there, and list the layers that could be meant."""
+    """Refuse a head that is not there or holds no matrix, and list the layers that may be meant."""
     if not head or head not in dict(net.named_modules()):
         raise ArchitectureError(f"the network has no head named {head!r}. {_candidates(net)}")
+    if not _layers(net, head):
+        raise ArchitectureError(
+            f"the head {head!r} has no layer with a weight matrix. {_candidates(net)}"
+        )
+
+
+def output_layer(net: nn.Module, head: str) -> tuple[str, ...]:
+    """The names of the head's tensors whose first dimension counts the classes.
+
+    - `head`: one that `check_head` lets pass.
+    """
+    name = _layers(net, head)[-1]
+    layer: Any = net.get_submodule(name)
+    width = layer.weight.shape[0]
+    return tuple(
+        f"{name}.{n}"
+        for n, p in layer.named_parameters(recurse=False)
+        if p.ndim and p.shape[0] == width
+    )
+
+
+def _layers(net: nn.Module, part: str) -> list[str]:
+    """The layers with a weight matrix in a part of the network, which may be one itself."""
+    inside = _submodule(net, part).named_modules(prefix=part)
+    return [n for n, m in inside if _has_weight_matrix(m)]
 
 
 def _candidates(net: nn.Module) -> str:
     found = [n for n, m in net.named_modules() if n and _has_matrix(m)]
     shown = ", ".join(reversed(found[-MAX_CANDIDATES:])) or "none"
-    return f"Layers that could be the head: {shown}. Say which: Architecture(net, head=…)."
+    return (
+        f"Layers that could be the head: {shown}. Say which: Architecture(net, head=…), "
+        "network.head in a recipe, --head on the command line."
+    )
 
 
 def check_network(net: nn.Module) -> None:
@@ -242,6 +273,10 @@ def _mark(value: Any) -> Any:
 Code = Callable[[Mapping[str, Tensor], Tensor], Any]
 
 
+class PassError(ArchitectureError):
+    """The network fails on inputs: of their shape or type, or with a head of that width."""
+
+
 class Trial:
     """One network on a few inputs: passes in every mode, and what is learned from them.
 
@@ -328,8 +363,7 @@ class Trial:
             if OVERWRITTEN in str(error):
                 cure = "Give the activation that overwrites its input inplace=False."
             raise ArchitectureError(
-                f"the network cannot be trained on {self.given}: {type(error).__name__}: {error} "
-                f"{cure}"
+                f"the network cannot be trained on {self.given}: {_in_words(error)} {cure}"
             ) from error
         for name in learned:
             gradient = state[name].grad
@@ -342,6 +376,44 @@ class Trial:
         """One pass in evaluation with a head of another width than has been tried."""
         with torch.no_grad():
             self._check_output(self._output(code, self.state, self.inputs, "evaluation"))
+
+    @torch.no_grad()
+    def runs_with(self, code: Code, own: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether the network takes the inputs with a head of its own width.
+
+        - `own`: the shapes of that head's tensors, by name.
+        """
+        state = self.state | {n: self.state[n].new_zeros(shape) for n, shape in own.items()}
+        try:
+            code(state, self.inputs.clone())
+        except Exception:
+            return False
+        return True
+
+    def told_of_width(
+        self, net: nn.Module, own: Mapping[str, tuple[int, ...]], error: Exception
+    ) -> str:
+        """Why the network takes no head of the task's width, in words.
+
+        - `own`: the shapes of its own head's tensors, by name.
+        - `error`: how it fails.
+        """
+        width = next(iter(own.values()))[0]
+        layers = {name.rpartition(".")[0] for name in own}
+        others = [
+            describe(m, n)
+            for n, m in net.named_modules()
+            if n not in layers
+            and any(p.ndim and p.shape[0] == width for p in m.parameters(recurse=False))
+        ]
+        shown = f", such as {' or '.join(others[-MAX_SHOWN:])}" if others else ""
+        return (
+            f"the network runs with {width} outputs of its head {self.head!r} and fails with "
+            f"{self.num_classes}, which the task needs: something beside the head goes by that "
+            f"width{shown}. Wrap a network with a second head, or with layers behind its head, in "
+            "a module whose forward gives the logits of one layer alone, or take one without. "
+            f"({error.__cause__})"
+        )
 
     def _copied(self) -> dict[str, Tensor]:
         return {n: t.clone() for n, t in self.state.items()}
@@ -379,8 +451,8 @@ class Trial:
         except ArchitectureError:
             raise
         except Exception as error:
-            raise ArchitectureError(
-                f"the network fails on {self.given} in {mode}: {type(error).__name__}: {error}"
+            raise PassError(
+                f"the network fails on {self.given} in {mode}: {_in_words(error)}"
             ) from error
 
     def _check_output(self, output: Any) -> None:
@@ -466,6 +538,12 @@ class Trial:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _in_words(error: Exception) -> str:
+    """An error of torch's as a sentence."""
+    text = f"{type(error).__name__}: {error}".rstrip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _generators() -> dict[str, Any]:

@@ -41,6 +41,39 @@ class ExpectedInputs:
         return Normalization(mean, std, trailing=2)
 
 
+def shape_hint(expected: ExpectedInputs | None, shape: tuple[int, ...]) -> str:
+    """What to do about samples of a shape that a network fails on; empty where nothing helps.
+
+    - `expected`: what it was trained on; None where it does not say.
+    - `shape`: that of a sample, of images (channels, height, width).
+    """
+    sized = "Task.from_folder(…, size=…), data.image_size in a recipe, --size on the command line"
+    if expected is None:
+        if len(shape) != 3:
+            return ""
+        return (
+            f"If the network takes images of another shape than {shape}, bring them to it: to its "
+            f"size by {sized}; to its channels by Task.from_folder(…, mode=…), data.channels in a "
+            "recipe."
+        )
+    if shape == (expected.channels, expected.size, expected.size):
+        return ""
+    if len(shape) == 3 and shape[0] != expected.channels:
+        arrays = f"arrays with {expected.channels}"
+        if shape[0] == 1:
+            arrays += f", as inputs.repeat({expected.channels}, axis=1) of a numpy array gives"
+        return (
+            f"The number of channels is wrong: the network was trained on {expected.mode} images, "
+            f"with {expected.channels}, and the task's are {shape}, with {shape[0]}. Give "
+            f"{arrays}, or pictures by Task.from_folder(…, mode={expected.mode!r}); in a recipe "
+            f"set data.channels = {expected.channels}."
+        )
+    return (
+        f"The network was trained on {expected}, {expected.mode}, and the task's are {shape}; "
+        f"bring them to that size: {sized}."
+    )
+
+
 def expected_inputs(network: object) -> ExpectedInputs | None:
     """What a network says of its inputs in one of `CONFIGS`; None where it says nothing.
 

@@ -144,24 +144,27 @@ class DeviceLoader:
             yield self.resident[where], self.labels[where]
 
     def _streamed(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        ready: queue.Queue[Tensor | BaseException | None] = queue.Queue(PREFETCH)
+        ready: queue.Queue[Tensor | BaseException] = queue.Queue(PREFETCH)
         stop = threading.Event()
+
+        def hand_over(item: Tensor | BaseException) -> None:
+            """Wait for room, as long as anybody is there to take it out."""
+            while not stop.is_set():
+                try:
+                    ready.put(item, timeout=0.1)
+                    return
+                except queue.Full:
+                    continue
 
         def read() -> None:
             try:
                 for where in positions:
                     inputs = self.split.inputs(where.cpu())
-                    pinned = inputs.pin_memory() if self.device.type == "cuda" else inputs
-                    while not stop.is_set():
-                        try:
-                            ready.put(pinned, timeout=0.1)
-                            break
-                        except queue.Full:
-                            continue
+                    hand_over(inputs.pin_memory() if self.device.type == "cuda" else inputs)
                     if stop.is_set():
                         return
             except BaseException as error:  # handed over: the reader's error is the caller's
-                ready.put(error)
+                hand_over(error)
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
@@ -170,7 +173,6 @@ class DeviceLoader:
                 item = ready.get()
                 if isinstance(item, BaseException):
                     raise item
-                assert item is not None
                 yield item.to(self.device, non_blocking=True), self.labels[where]
         finally:
             stop.set()
