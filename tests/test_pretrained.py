@@ -783,14 +783,15 @@ def test_pretrained_weights_stay_untouched() -> None:
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
 
 
-def test_gradients_of_a_batch_add_up_in_parts() -> None:
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.5)])
+def test_gradients_of_a_batch_add_up_in_parts(weights: tuple[float, ...] | None) -> None:
     one = learner(norm_net(), price=0.0)
     x, y = points(0).train.inputs(), points(0).train.labels
-    task = Task.from_arrays("t0", x, y, valid=0.3, class_weights=(1.0, 2.0, 0.5))
+    task = Task.from_arrays("t0", x, y, valid=0.3, class_weights=weights)
     training = one.begin(task).training
     batch = task.normalization(x[:30]), y[:30]
     found = []
-    for size in (None, 30, 7):
+    for size in (None, 30, 8):  # 8: parts of 7 and of 8
         training.settings = replace(training.settings, micro_batch=size)
         loss = training.backward_(*batch)
         found.append(
