@@ -95,6 +95,16 @@ def test_what_cannot_go_on_is_refused_with_the_cure(tmp_path: Path) -> None:
         learn.learn(task("c", seed=2))
 
 
+def test_scores_go_on_over_tasks_with_other_names() -> None:
+    learn, same = (learner(score_init="continue", max_banks=1, memory=None) for _ in range(2))
+    for one in (learn, same):
+        one.learn(FIRST)
+    learn.store.rename("a", "other")
+    for one in (learn, same):
+        one.learn(SECOND)
+    assert learn.store.digest("b") == same.store.digest("b")
+
+
 @pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_with_its_scores(tmp_path: Path) -> None:
     given = small_options("tsn.score_init=continue")[1::2]

@@ -306,6 +306,34 @@ def measured_as_digits(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenarios, "build", lambda name, *a, **k: build("permuted-digits", *a, **k))
 
 
+def test_what_post_pruning_freed_is_counted_over_all_tasks_and_banks(
+    runs: Path, tmp_path: Path
+) -> None:
+    run = read_run(runs / "seed-0")
+    tasks = [dict(t) for t in run.tasks]
+    for task, bank, before, after in zip(
+        tasks, (0, 1, 0), (0.5, 0.5, 0.6), (0.4, 0.48, 0.6), strict=True
+    ):
+        task |= {"bank": bank, "owned_before_pruning": before, "owned_after_pruning": after}
+    result = run.result | {"tasks": tasks, "free_share": 0.45}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    row = row_of(paper.table("sparsity", [tmp_path / "run"]), "p-MNIST", "TSN-wr")
+    assert (row[3][:5], row[5][:5]) == ("39.00", "45.00")  # (0.1 + 0.02) / 2 banks
+
+
+def test_operations_are_of_the_first_run_that_they_were_counted_on(
+    runs: Path, tmp_path: Path
+) -> None:
+    for seed, measured in ((0, {}), (1, {"operations": [[["fc1", "Linear", 1_000_000, 0.25]]]})):
+        result = read_run(runs / f"seed-{seed}").result | {"measured_on_model": measured}
+        (tmp_path / f"run-s{seed}").mkdir()
+        path = tmp_path / f"run-s{seed}" / "result.json"
+        path.write_text(json.dumps(result), encoding="utf-8")
+    row = row_of(paper.table("operations", [tmp_path]), "p-MNIST", "float, TSN-wr")
+    assert "1.00 multiply-adds" in row[4]
+
+
 def test_operations_are_counted_from_the_layers(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

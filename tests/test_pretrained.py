@@ -30,6 +30,7 @@ from tinysubnets.errors import ArchitectureError, MismatchError, SettingError
 from tinysubnets.experiments.results import read_run
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.networks.libraries import fill_
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.expected import expected_inputs
 from tinysubnets.tasks.task import Task
@@ -369,6 +370,106 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     net = networks.pretrained("small-cnn", tmp_path / "wide.pth")  # but for the head
     assert torch.equal(net.fc1.weight, wide.fc1.weight)
     assert not torch.equal(net.fc.weight[:7], wide.fc.weight)
+
+
+class Places(nn.Module):
+    """Tokens and their places, with values drawn anew in every network but for a seed."""
+
+    def __init__(self, length: int = 8, classes: int = 3) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 6), nn.Embedding(length, 6)
+        self.fc = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc((self.words(x) + self.places.weight[: x.shape[1]]).mean(1))
+
+
+@pytest.mark.parametrize("is_base", [True, False])
+def test_only_the_head_may_have_another_width(
+    is_base: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of other lengths were left as they had been drawn."""
+    monkeypatch.setattr(nets, "own", Places, raising=False)
+    file = tmp_path / "weights.pth"
+    torch.save(Places(16).state_dict(), file)
+    with pytest.raises(SettingError, match=r"of other shapes: places.weight$"):
+        networks.pretrained("nets:own", file, base=is_base)
+    wide = Places(classes=9)
+    torch.save(wide.state_dict(), file)
+    net = networks.pretrained("nets:own", file, base=is_base)
+    assert torch.equal(net.places.weight, wide.places.weight)
+
+
+@pytest.mark.filterwarnings("ignore")  # quantized tensors are deprecated
+def test_weights_that_a_network_cannot_hold(tmp_path: Path) -> None:
+    """Integers became zeros, and float64 was rounded."""
+    net, file = fresh(), tmp_path / "weights.pth"
+    state = {n: t.clone() for n, t in net.state_dict().items()}
+    name = next(n for n, t in state.items() if t.ndim > 1)
+    for other, match in (
+        (state[name].int(), f"of other types: {name}"),
+        (state[name].double(), r"float64.*net.float\(\)"),
+        (state[name].to(torch.complex64), "complex64"),
+        (state[name].to_sparse(), "sparse"),
+        (state[name].to("meta"), "meta device"),
+        (torch.quantize_per_tensor(state[name], 0.1, 0, torch.qint8), "quantized"),
+    ):
+        torch.save(state | {name: other}, file)
+        with pytest.raises(SettingError, match=match):
+            fill_(net, file)
+    assert all(torch.equal(net.state_dict()[n], state[n]) for n in state)
+    store, architecture = learner(pretrained()).store, Architecture(pretrained(), base="frozen")
+    store.save(tmp_path / "model")
+    torch.save(state | {name: state[name].int()}, file)
+    with pytest.raises(MismatchError, match=f"other types: {name} torch.int32"):
+        SubnetStore.load(tmp_path / "model", architecture, base=file)
+
+
+def test_files_that_hold_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "empty.pth").touch()
+    torch.save(fresh(), tmp_path / "whole.pth")
+    for file, match in (("empty.pth", "cannot be read"), ("whole.pth", "objects of Python")):
+        with pytest.raises(SettingError, match=match) as caught:
+            networks.read_weights(tmp_path / file)
+        assert "net.state_dict()" in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+def test_what_stands_before_all_names_is_left_out(tmp_path: Path) -> None:
+    net = networks.build("small-cnn")
+    for prefix in ("module", "model", "backbone"):
+        named = {f"{prefix}.{n}": t for n, t in net.state_dict().items()}
+        torch.save(named, tmp_path / "weights.pth")
+        found = networks.pretrained("small-cnn", tmp_path / "weights.pth")
+        assert torch.equal(found.fc1.weight, net.fc1.weight), prefix
+    store = TinySubNets(Architecture(net, base="frozen")).store
+    store.save(tmp_path / "model")
+    again = SubnetStore.load(tmp_path / "model", net, base=tmp_path / "weights.pth")
+    assert again.base.sha256 == store.base.sha256  # type: ignore[union-attr]
+
+
+def test_a_base_that_is_drawn_anew_each_time_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is learned over: no later command could build it again."""
+    layers = {"conv": nn.Conv2d, "pool": nn.AdaptiveAvgPool2d, "flat": nn.Flatten, "fc": nn.Linear}
+    sizes = ((3, 4, 3), (1,), (), (4, 2))
+
+    def drawn() -> nn.Module:
+        made = {n: kind(*size) for (n, kind), size in zip(layers.items(), sizes, strict=True)}
+        return nn.Sequential(OrderedDict(made))
+
+    monkeypatch.setattr(nets, "own", drawn, raising=False)
+    words = ["--task", "one", "--data", "first", "--size", "12", "--device", "cpu"]
+    assert main(["learn", "model", "--base", "nets:own", *words, "--set", "epochs=1"]) == 2
+    error = capsys.readouterr().err
+    assert "other weights whenever it is built: 'conv.weight'" in error and "--weights" in error
+    assert not Path("model").exists()
+    Path("mine.toml").write_text(
+        '[tasks.one]\ndata = "first"\n[data]\nimage_size = 12\n[network]\nname = "nets:own"\n'
+        'base = "frozen"\n'
+    )
+    assert main(["run", "mine.toml", "--out", "run", "--device", "cpu", "--no-report"]) == 2
+    assert "whenever it is built" in capsys.readouterr().err
 
 
 def headless(net: nn.Module, head: str, *others: str) -> dict[str, Tensor]:

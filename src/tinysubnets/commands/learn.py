@@ -225,6 +225,8 @@ def _new_learner(options: argparse.Namespace) -> Learner:
             )
         base = networks.pretrained(options.net, options.base, base=True, head=options.head)
     architecture = Architecture(base, options.head, base="frozen")
+    if networks.is_name(options.base) and options.weights is None:
+        networks.check_repeats(options.base, base, architecture.head)
     given = [_placed(a, TinySubNets.name) for a in options.assignments]
     tables = config.override(fitting_few_samples(), given)
     if strange := sorted(tables.keys() - {TinySubNets.name, "training", "pruning"}):

@@ -348,6 +348,8 @@ def build_architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Arc
         if is_pretrained:
             is_base = base is not None
             net = networks.pretrained(name, weights, base=is_base, head=head, **settings)
+            if is_base and weights is None:
+                networks.check_repeats(name, net, head, **settings)
         else:
             net = networks.build(name, **settings)
     settings.pop("pretrained", None)

@@ -95,7 +95,8 @@ def base_for(store: SubnetStore, given: BaseSource | None) -> Base | None:
             raise MismatchError("base: this model was not learned over a base; leave it out.")
         return None
     if given is not None:
-        return base.filled(base_values(architecture, _tensors_of(given)), _words(given))
+        values = base_values(architecture, _tensors_of(given, architecture))
+        return base.filled(values, _words(given))
     if base.values is not None or not architecture.pretrained:
         return base
     values = base_values(architecture, architecture.pretrained)
@@ -104,12 +105,14 @@ def base_for(store: SubnetStore, given: BaseSource | None) -> Base | None:
     return base.filled(values, "the network given")
 
 
-def _tensors_of(given: BaseSource) -> Mapping[str, Tensor]:
+def _tensors_of(given: BaseSource, architecture: Architecture) -> Mapping[str, Tensor]:
     if isinstance(given, Architecture):
         return given.pretrained
     if isinstance(given, nn.Module):
         return dict(given.named_parameters()) | dict(given.named_buffers())
-    return given if isinstance(given, Mapping) else networks.read_weights(given)
+    if isinstance(given, Mapping):
+        return given
+    return networks.read_weights(given, [s.name for s in architecture.fixed_tensors])
 
 
 def _words(given: BaseSource) -> str:

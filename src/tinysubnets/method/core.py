@@ -58,7 +58,13 @@ from tinysubnets.model.subnet import (
     Subnet,
 )
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.init import InitialState, InitKey, initial_state, old_weights_hash
+from tinysubnets.nn.init import (
+    InitialState,
+    InitKey,
+    initial_state,
+    old_weights_hash,
+    weights_hash,
+)
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.nn.trial import PassError
@@ -205,7 +211,11 @@ class MaskedCore:
             )
         what = "base = 'frozen'" if self.frozen_base else "init = 'pretrained'"
         if base is None or base.values is None:
-            told = "" if base is None else f" ({base.name}, SHA-256 {base.sha256})"
+            told = ""
+            if base is not None:
+                told = f" ({base.name}, SHA-256 {base.sha256})"
+                if given := self.architecture.pretrained:
+                    told += f", but {weights_hash(base_values(self.architecture, given))}"
             raise MismatchError(
                 f"{what}, but these are not the weights that learning began with{told}; pass the "
                 "same pretrained network."
@@ -316,11 +326,14 @@ class Continued:
         return InitialState(self.scores[bank], self.free[bank], fresh.task_params)
 
     def check(self, store: SubnetStore) -> None:
-        """Refuse to go on over a store that other tasks were learned in, or removed from."""
-        if entries_of(store) == self.entries:
+        """Refuse to go on over a store that other tasks were learned in, or removed from.
+
+        Tasks may have got other names since; what a removed one left behind has none.
+        """
+        now = {number: bool(name) for number, name in entries_of(store)}
+        if now == {number: bool(name) for number, name in self.entries}:
             return
-        known = {tuple(e) for e in entries_of(store)}
-        removed = [name for number, name in self.entries if (number, name) not in known]
+        removed = [name for number, name in self.entries if name and not now.get(number)]
         cause = (
             f"what they come from has changed: {', '.join(map(repr, removed))} was removed"
             if removed

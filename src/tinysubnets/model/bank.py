@@ -122,7 +122,13 @@ def base_values(architecture: Architecture, tensors: Mapping[str, Tensor]) -> di
         for s in architecture.fixed_tensors
         if s.name in tensors and tuple(tensors[s.name].shape) != s.shape
     ]
-    for what, names in (("lack", missing), ("are of other shapes:", other)):
+    types = [
+        f"{s.name} {tensors[s.name].dtype}"
+        for s in architecture.fixed_tensors
+        if s.name in tensors and not tensors[s.name].is_floating_point()
+    ]
+    kinds = (("lack", missing), ("are of other shapes:", other), ("are of other types:", types))
+    for what, names in kinds:
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise MismatchError(

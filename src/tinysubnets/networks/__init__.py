@@ -16,7 +16,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "build",
+    "check_repeats",
     "defaults",
     "describe",
     "function",
@@ -121,6 +122,7 @@ def pretrained(
     - `settings`: those of the network.
     """
     from tinysubnets.networks import libraries
+    from tinysubnets.nn.trial import find_head
 
     if weights is None and libraries.is_library(name):
         settings = {"pretrained": True} | settings
@@ -132,7 +134,9 @@ def pretrained(
     network = build(name, **settings)
     source = name
     if weights is not None:
-        libraries.fill_(network, weights, optional=_of_head(network, head) if base else ())
+        if base and head is None:
+            head = find_head(network)  # or an error that says how to name it
+        libraries.fill_(network, weights, head=_of_head(network, head), needs_head=not base)
         source = Path(weights).name
     settings.pop("pretrained", None)
     network.built_as = _record(name, settings, network) | {"source": source}  # type: ignore[assignment]
@@ -140,22 +144,52 @@ def pretrained(
 
 
 def _of_head(network: nn.Module, head: str | None) -> tuple[str, ...]:
-    """The names of the tensors that give the logits, which no base holds."""
+    """The names of the tensors that give the logits, which no base holds; none where unknown."""
     from tinysubnets.nn.trial import check_head, find_head, output_layer
 
-    head = find_head(network) if head is None else head
     try:
+        head = find_head(network) if head is None else head
         check_head(network, head)
     except ArchitectureError:  # of another network: its weights tell, or whoever wraps it
         return ()
     return output_layer(network, head)
 
 
-def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors in a file of weights, by name: .safetensors, or .pth and .pt without code."""
+def check_repeats(name: str, network: nn.Module, head: str | None, **settings: Any) -> None:
+    """Refuse a base whose weights are drawn anew whenever the user's function is called.
+
+    No later command could build it again.
+
+    - `name`, `settings`: what has built the network, its weights included.
+    - `head`: the name of its head, as `Architecture` takes it; no base holds that.
+    """
+    import torch
+
     from tinysubnets.networks import libraries
 
-    return libraries.read_weights(file)
+    if ":" not in name or libraries.is_library(name):
+        return
+    with torch.random.fork_rng(devices=[]):
+        again = build(name, **settings).state_dict()
+    skipped = _of_head(network, head)
+    for key, tensor in network.state_dict().items():
+        is_same = key in again and torch.equal(tensor.nan_to_num(), again[key].nan_to_num())
+        if key not in skipped and tensor.is_floating_point() and not is_same:
+            raise SettingError(
+                f"network {name!r} has other weights whenever it is built: {key!r} is not loaded "
+                "from anywhere, or drawn without a seed. A base must be the same every time; load "
+                "its weights in that function, or give a file of them: weights=…, --weights FILE."
+            )
+
+
+def read_weights(file: str | os.PathLike[str], names: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors in a file of weights, by name: .safetensors, or .pth and .pt without code.
+
+    - `names`: those that the network has; what stands before all names of the file is left out.
+    """
+    from tinysubnets.networks import libraries
+
+    return libraries.read_weights(file, names)
 
 
 def build(name: str, **settings: Any) -> nn.Module:
@@ -184,7 +218,7 @@ def build(name: str, **settings: Any) -> nn.Module:
         ) from error
     if not isinstance(network, nn.Module):
         raise SettingError(
-            f"network {name!r} returned a {type(network).__name__}; it must return an nn.Module."
+            f"network {name!r} returned {type(network).__name__}; it must return an nn.Module."
         )
     if ":" not in name:
         network.built_as = _record(name, given, network)  # type: ignore[assignment]

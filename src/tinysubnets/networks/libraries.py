@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tinysubnets.errors import SettingError, install_command, unknown
 
 NESTED = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put weights
+AS_SAVED = "Give a .safetensors file, or what torch.save(net.state_dict(), …) writes."
 
 
 def is_library(name: str) -> bool:
@@ -96,8 +97,12 @@ def _needed(module: str) -> Any:
 # Files of weights.
 
 
-def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors in a file of weights, by name; no code in it is ever run."""
+def read_weights(file: str | os.PathLike[str], names: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors in a file of weights, by name; no code in it is ever run.
+
+    - `names`: those of the network's tensors. What stands before all names of the file, as in
+      `backbone.conv1.weight`, is left out where the network's names have it not.
+    """
     path = Path(file).expanduser()
     try:
         if path.suffix == ".safetensors":
@@ -108,11 +113,14 @@ def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise SettingError(f"there is no file of weights {path}.") from None
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+    except pickle.UnpicklingError as error:  # torch's own text tells how to run the code in it
         raise SettingError(
-            f"{path} cannot be read as weights ({str(error).splitlines()[0][:200]}). Give a "
-            ".safetensors file, or what torch.save(net.state_dict(), …) writes."
+            f"{path} cannot be read as weights: it is damaged, or holds objects of Python beside "
+            f"tensors, as of torch.save(net). {AS_SAVED}"
         ) from error
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        cause = (str(error).splitlines() or ["it ends too early"])[0][:200]
+        raise SettingError(f"{path} cannot be read as weights ({cause}). {AS_SAVED}") from error
     except Exception as error:  # safetensors has an error of its own, below no other
         raise SettingError(f"{path} cannot be read as weights: {error}.") from error
     for key in NESTED:
@@ -121,39 +129,75 @@ def read_weights(file: str | os.PathLike[str]) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not found:
         raise SettingError(f"{path} holds no tensors by name.")
     tensors = {str(n): t for n, t in found.items() if isinstance(t, Tensor)}
-    if tensors and all(n.startswith("module.") for n in tensors):  # of several processes
-        tensors = {n.removeprefix("module."): t for n, t in tensors.items()}
-    return tensors
+    for name, tensor in tensors.items():
+        if reason := _unfit(tensor):
+            raise SettingError(f"{path}: {name!r} {reason}")
+    return _without_prefix(tensors, names)
+
+
+def _unfit(tensor: Tensor) -> str | None:
+    """Why a tensor of a file cannot be weights of a network, and what to do; None where it can."""
+    if tensor.is_quantized:
+        return "is quantized; save tensor.dequantize()."
+    if tensor.layout != torch.strided:
+        return "is sparse; save tensor.to_dense()."
+    if tensor.is_meta:
+        return "is on the meta device and has no values; save the network with its weights loaded."
+    if tensor.is_complex() or tensor.dtype == torch.float64:
+        return (
+            f"is of type {tensor.dtype}, and weights are kept in float32; convert the network "
+            "first: net.float()."
+        )
+    return None
+
+
+def _without_prefix(tensors: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Tensors by the network's names: `module.` of several processes, `model.` of a trainer, …"""
+    parts = {n.partition(".")[0] for n in tensors}
+    first = f"{next(iter(parts))}." if len(parts) == 1 else ""
+    short = {n.removeprefix(first): t for n, t in tensors.items()}
+    fits = any(n in names for n in short) and not any(n in names for n in tensors)
+    return short if first and "" not in short and (first == "module." or fits) else tensors
 
 
 def fill_(
-    network: nn.Module, file: str | os.PathLike[str], *, optional: Collection[str] = ()
+    network: nn.Module,
+    file: str | os.PathLike[str],
+    *,
+    head: Collection[str] = (),
+    needs_head: bool = True,
 ) -> None:
     """Put the weights of a file into a network: all but those of a head of another width.
 
-    - `optional`: the names of tensors that the file need not have.
+    - `head`: the names of the tensors whose first dimension counts the classes.
+    - `needs_head`: whether the file must have these.
     """
-    tensors = read_weights(file)
     own = network.state_dict()
-    needed = (n for n in own if n not in optional and not n.endswith("num_batches_tracked"))
-    lacking = [n for n in needed if n not in tensors]
+    tensors = read_weights(file, own)
+    needed = (n for n in own if needs_head or n not in head)
+    lacking = [n for n in needed if n not in tensors and not n.endswith("num_batches_tracked")]
     strange = [n for n in tensors if n not in own and not n.endswith("num_batches_tracked")]
-    other = [n for n, t in tensors.items() if n in own and own[n].shape != t.shape]
-    widths = {n for n in other if own[n].ndim and own[n].shape[1:] == tensors[n].shape[1:]}
-    wrong = [n for n in other if n not in widths]
-    # A head for other classes: the last matrix, and its bias.
-    if lacking or strange or wrong or len(widths) > 2:
-        parts = [
-            f"  {what}: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
-            for what, names in (
-                ("only in the network", lacking),
-                ("only in the file", strange),
-                ("of other shapes", wrong or sorted(widths)),
-            )
-            if names
-        ]
+    both = [n for n in tensors if n in own]
+    other = [n for n in both if own[n].shape != tensors[n].shape]
+    widths = {n for n in other if n in head and own[n].shape[1:] == tensors[n].shape[1:]}
+    kinds = (
+        ("only in the network", lacking),
+        ("only in the file", strange),
+        ("of other shapes", [n for n in other if n not in widths]),
+        ("of other types", [n for n in both if _is_float(own[n]) != _is_float(tensors[n])]),
+    )
+    parts = [
+        f"  {what}: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+        for what, names in kinds
+        if names
+    ]
+    if parts:
         raise SettingError(
             f"the weights in {file} are not those of the network:\n" + "\n".join(parts)
         )
     fitting = {n: t for n, t in tensors.items() if n not in widths}
     network.load_state_dict(fitting, strict=False)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point()

@@ -169,7 +169,12 @@ def _has_matrix(module: nn.Module) -> bool:
 
 
 def _has_weight_matrix(module: nn.Module) -> bool:
-    """Whether a module is a layer with a weight matrix, be it made by a parametrization."""
+    """Whether a module is a layer with a weight matrix, be it made by a parametrization.
+
+    A table of vectors is none: it takes integers, which no layer gives.
+    """
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return False
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and (_is_lazy(weight) or weight.ndim >= 2)
 

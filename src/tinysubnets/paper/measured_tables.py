@@ -88,7 +88,7 @@ def operations(runs: Sequence[Run], data: str | None = None) -> Table:
     groups, rows, uncounted = grouped(runs), [], set()
     for scenario, values in paper.OPERATIONS.items():
         for group in ours(pick(groups, scenario, TSN)):
-            costs = None if group is None else Measured(group.runs[0], data).operations()
+            costs = None if group is None else _counted(group.runs, data)
             uncounted |= {f"{label(scenario)}: {name}" for c in costs or () for name in c.uncounted}
             for kind, theirs in zip(paper.OPERATION_KINDS, values, strict=True):
                 cells = _operation_cells(group, costs, kind)
@@ -106,6 +106,12 @@ def operations(runs: Sequence[Run], data: str | None = None) -> Table:
     more = (f"Layers of a kind that cannot be counted: {', '.join(sorted(uncounted))}.",)
     footnotes = notes.OPERATIONS + (more if uncounted else ())
     return Table("operations", title, heads, tuple(rows), footnotes)
+
+
+def _counted(runs: Sequence[Run], data: str | None) -> list[Operations] | None:
+    """The operations of the first run whose model they were counted on, or can be."""
+    found = (Measured(run, data).operations() for run in runs)
+    return next((costs for costs in found if costs), None)
 
 
 def _operation_cells(
@@ -183,7 +189,7 @@ def masks(runs: Sequence[Run], out: str | Path | None = None) -> Table:
     rows: list[tuple[str, ...]] = []
     for group in [g for g in grouped(runs) if g.method in (*TSN, "tsn-wr-wpp")]:
         run = group.runs[0]
-        place = f"{run.scenario}, {group.method}"
+        place = f"{run.scenario}, {group.method}, {recipe_of(group)}"
         store = Measured(run).store
         for task in run.tasks:
             bank = "–" if task.get("bank") == NO_BANK else str(task.get("bank"))

@@ -126,9 +126,18 @@ def ledger_share(run: Run, part: str) -> float | None:
 
 
 def sparsity_before(run: Run) -> float | None:
-    """Υ as the last task's post-pruning began, of that task's bank; None as for `sparsity`."""
-    value = run.tasks[-1].get("owned_before_pruning")
-    return None if value is None or sparsity(run) is None else 1.0 - float(value)
+    """Υ at the end less what post-pruning has freed; None as for `sparsity`.
+
+    Each task's part is counted when it is freed, also where a later task owns it again.
+    """
+    after, freed = sparsity(run), 0.0
+    for task in run.tasks:
+        before, left = (task.get(f"owned_{when}_pruning") for when in ("before", "after"))
+        if before is None or left is None:
+            return None
+        freed += float(before) - float(left)
+    banks = {t.get("bank") for t in run.tasks}
+    return None if after is None else after - freed / max(1, len(banks))  # banks are of one size
 
 
 def sparsity(run: Run) -> float | None:

@@ -51,9 +51,9 @@ SPARSITY = (
     _MEAN,
     "Υ is the share of weights not owned by any task, size-weighted and normalized to [0, 1]; "
     "the paper prints an unnormalized sum.",
-    "Ours before: as the last task's post-pruning began, in that task's bank; after: at the "
-    "end, over all banks. Bits: mean over tasks. –: tasks are differences to others or networks "
-    "of their own, which own no weights in common.",
+    "Ours after: at the end, over all banks; before: that less what the post-pruning of all tasks "
+    "has freed, also where later tasks own it again. Bits: mean over tasks. –: tasks are "
+    "differences to others or networks of their own, which own no weights in common.",
 )
 
 BITS = (
