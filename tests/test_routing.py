@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -223,17 +225,42 @@ def test_no_task_is_decoded_twice_in_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(SubnetStore, "weights", counted)
     assert np.allclose(store.route(inputs, batch_size=100).scores, expected, atol=1e-4)
     assert sorted(decoded) == ["p0", "p1", "p2"]
-    # Inputs that are read bit by bit are held as far as decoded tasks may take memory.
+    # Of inputs that are read bit by bit, for every piece of them.
     monkeypatch.setattr("tinysubnets.model.routing.CHUNK_BYTES", 1)
     stream = torch.utils.data.TensorDataset(inputs)
     decoded.clear()
     assert np.allclose(store.route(stream, batch_size=600).scores, expected, atol=1e-4)
     assert len(decoded) > 3
-    store.decoded_bytes = 1 << 20  # all inputs, and all tasks
+    store.decoded_bytes = 1 << 20  # all tasks
     store.route(stream, batch_size=600)
     decoded.clear()
     store.route(stream, batch_size=600)
     assert not decoded
+
+
+def test_few_inputs_of_a_stream_wait_however_much_stays_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, _, _ = mixed()
+    store = copy.deepcopy(learned().store)
+    store.decoded_bytes = 1 << 30
+    monkeypatch.setattr("tinysubnets.model.routing.CHUNK_BYTES", 2 * 100 * 64)
+    read: list[weakref.ref[Tensor]] = []
+    waiting: list[int] = []
+
+    def stream() -> Iterator[Tensor]:
+        for part in inputs.split(100):
+            waiting.append(sum(r() is not None for r in read))
+            batch = part.clone()
+            read.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    names = list(store.subnets.values())
+    claims = Router(store, names).claims(stream(), batch_size=100)
+    assert len(waiting) == 12 and max(waiting) <= 2
+    found = routing.decide(Router(store, names), claims)
+    assert np.array_equal(found.scores, store.route(inputs, batch_size=100).scores)
 
 
 def test_all_networks_in_one_pass_say_the_same() -> None:
@@ -277,6 +304,56 @@ def test_what_is_stacked_is_kept_while_the_tasks_are_the_same(
     assert np.allclose(apart, first[:, 1:], atol=1e-4) and sum(made) >= len(some) * whole
     store.remove(store.tasks[0])
     assert np.allclose(store.route(inputs, rule="energy", stacked=True).scores, apart, atol=1e-4)
+
+
+def test_what_stays_decoded_is_within_its_limit_with_what_is_stacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, _, _ = mixed()
+    original = learned().store
+    made: list[weakref.ref[Tensor]] = []
+    usual, decode = torch.stack, SubnetStore.task_tensors
+
+    def watched(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        made.extend(map(weakref.ref, tensors.values()))
+        return tensors
+
+    def stack(*given: Any, **more: Any) -> Tensor:
+        return watched({"": usual(*given, **more)})[""]
+
+    def task_tensors(self: SubnetStore, subnet: Any) -> dict[str, Tensor]:
+        return watched({n: t.clone() for n, t in decode(self, subnet).items()})
+
+    def split(weights: Tensor) -> dict[str, Tensor]:
+        return watched({n: t.clone() for n, t in of_weights(weights).items()})
+
+    store = SubnetStore(copy.deepcopy(original.architecture))
+    store.banks, store.subnets = original.banks, original.subnets
+    of_weights = store.architecture.split
+    monkeypatch.setattr(store.architecture, "split", split)
+    monkeypatch.setattr(torch, "stack", stack)
+    monkeypatch.setattr(SubnetStore, "task_tensors", task_tensors)
+
+    def held() -> int:
+        gc.collect()
+        return sum(t.nbytes for r in made if (t := r()) is not None)
+
+    size = sum(t.nbytes for t in store.tensors("p0").values())
+    assert not store.architecture.constants and held() == size
+    for limit in range(1, 8):  # in tasks; two and their stack are four
+        store._forget()
+        store.decoded_bytes = limit * size
+        two = store.route(inputs, rule="energy", stacked=True, among=["p0", "p1"]).scores
+        assert held() == (min(limit, 2) + 2 * (limit >= 4)) * size
+        store.tensors("p2")
+        assert held() == (min(limit, 3) + 2 * (limit >= 5)) * size
+        again = store.route(inputs, rule="energy", stacked=True, among=["p0", "p1"]).scores
+        assert np.array_equal(two, again) and held() <= limit * size
+    store._forget()
+    store.decoded_bytes = 1  # nothing stays but the last
+    for _ in range(2):
+        store.route(inputs, rule="energy", stacked=True)
+        assert held() == size
 
 
 def test_a_shortlist_asks_few_networks() -> None:

@@ -60,7 +60,9 @@ STEP = 2.0**-5  # that logarithms and means, in deviations, are rounded to
 ROW_STEPS = 4  # at least so many to the typical entry below a whitening matrix's diagonal
 BITS = 5  # of class means
 BATCH = 500  # samples in a pass
-CHUNK_BYTES = 1 << 25  # of streamed inputs, at least, that all tasks see before more are read
+# Of streamed inputs that all tasks see before more are read: they wait in the host's memory,
+# whatever the device has for decoded tasks.
+CHUNK_BYTES = 48 << 20
 MAX_DIMS = 256
 
 
@@ -479,8 +481,7 @@ class Router:
         """What the tasks say to raw inputs, batch by batch.
 
         Every task is decoded once at most for inputs that are in memory. Of those that are read
-        from elsewhere, tasks that do not stay decoded are decoded again for every `decoded_bytes`
-        of the store.
+        from elsewhere, tasks that do not stay decoded are decoded again for every `CHUNK_BYTES`.
 
         - `inputs`: as for `SubnetStore.logits`, or an iterator over raw batches.
         - `shortlist`: ask only the networks of so many tasks per input: those with the largest
@@ -493,17 +494,18 @@ class Router:
                 f"keep one of the routing parts {', '.join(map(repr, COMMON))}."
             )
         is_streamed = isinstance(inputs, Iterator) or is_dataset(inputs)
-        most = max(CHUNK_BYTES, self.store.decoded_bytes) if is_streamed else None
+        most = CHUNK_BYTES if is_streamed else None
         given = (
             inputs
             if isinstance(inputs, Iterator)
             else batches(inputs, batch_size, _common_pixels(self.subnets))
         )
-        chunks = _chunks(given, self.subnets, most)
-        found = [self._chunk(chunk, shortlist, answers) for chunk in chunks]
         empty = torch.zeros(0, len(self.subnets))
-        nothing = Claims(dict.fromkeys(self.parts, empty), empty.long(), empty)
-        return Claims.joined([nothing, *found])
+        found = [Claims(dict.fromkeys(self.parts, empty), empty.long(), empty)]
+        for chunk in _chunks(given, self.subnets, most):
+            found.append(self._chunk(chunk, shortlist, answers))
+            del chunk  # before more inputs are read
+        return Claims.joined(found)
 
     def passes(self, *, all_answers: bool = False) -> int:
         """How many passes of networks an input takes until it has a label.
