@@ -376,6 +376,37 @@ def test_a_shortlist_asks_few_networks() -> None:
     assert np.array_equal(store.route(inputs, shortlist=3).scores, store.route(inputs).scores)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("kind", ["networks", "heads over a base"])
+def test_a_shortlist_leaves_the_others_without_a_score(kind: str, stacked: bool) -> None:
+    store, inputs = learned().store, mixed()[0]
+    if kind != "networks":
+        store = over_heads({"dims": 8}).store
+        inputs = torch.cat([points(n).valid.inputs() for n in range(3)])
+    full = store.route(inputs).scores
+    short = store.route(inputs, shortlist=1, stacked=stacked).scores
+    asked = np.isfinite(short)
+    assert (asked.sum(1) == 1).all() and asked.any(0).sum() > 1
+    assert np.allclose(short[asked], full[asked], atol=1e-3)
+
+
+def test_typicality_is_by_the_weights_of_the_task_that_claims_most() -> None:
+    inputs, _, _ = mixed()
+    store = learned().store
+    router = Router(store, list(store.subnets.values()))
+    weights = [r.weights for r in router.records]
+    assert router.whole and weights[0] != weights[1] != weights[2] != weights[0]
+    claims = router.claims(inputs, batch_size=500)
+    found = store.route(inputs)
+    assert len(set(found.chosen)) == 3
+    for place, record in enumerate(router.records):
+        mean, deviation, least = record.score
+        typicality = (claims.score(record.weights)[:, place] - mean) / deviation
+        here = found.chosen == place
+        assert np.allclose(found.typicality[here], typicality[here], rtol=1e-5, atol=1e-5)
+        assert np.array_equal(found.unknown[here], typicality[here] < least)
+
+
 def test_a_shortlist_leaves_out_tasks_without_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
     densities = routing.Router._densities
 
