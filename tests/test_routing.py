@@ -225,6 +225,9 @@ def test_no_task_is_decoded_twice_in_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(SubnetStore, "weights", counted)
     assert np.allclose(store.route(inputs, batch_size=100).scores, expected, atol=1e-4)
     assert sorted(decoded) == ["p0", "p1", "p2"]
+    decoded.clear()
+    assert np.allclose(store.route(inputs, stacked=True).scores, expected, atol=1e-4)
+    assert sorted(set(decoded)) == sorted(decoded)
     # Of inputs that are read bit by bit, for every piece of them.
     monkeypatch.setattr("tinysubnets.model.routing.CHUNK_BYTES", 1)
     stream = torch.utils.data.TensorDataset(inputs)
