@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -223,17 +225,45 @@ def test_no_task_is_decoded_twice_in_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(SubnetStore, "weights", counted)
     assert np.allclose(store.route(inputs, batch_size=100).scores, expected, atol=1e-4)
     assert sorted(decoded) == ["p0", "p1", "p2"]
-    # Inputs that are read bit by bit are held as far as decoded tasks may take memory.
+    decoded.clear()
+    assert np.allclose(store.route(inputs, stacked=True).scores, expected, atol=1e-4)
+    assert sorted(set(decoded)) == sorted(decoded)
+    # Of inputs that are read bit by bit, for every piece of them.
     monkeypatch.setattr("tinysubnets.model.routing.CHUNK_BYTES", 1)
     stream = torch.utils.data.TensorDataset(inputs)
     decoded.clear()
     assert np.allclose(store.route(stream, batch_size=600).scores, expected, atol=1e-4)
     assert len(decoded) > 3
-    store.decoded_bytes = 1 << 20  # all inputs, and all tasks
+    store.decoded_bytes = 1 << 20  # all tasks
     store.route(stream, batch_size=600)
     decoded.clear()
     store.route(stream, batch_size=600)
     assert not decoded
+
+
+def test_few_inputs_of_a_stream_wait_however_much_stays_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, _, _ = mixed()
+    store = copy.deepcopy(learned().store)
+    store.decoded_bytes = 1 << 30
+    monkeypatch.setattr("tinysubnets.model.routing.CHUNK_BYTES", 2 * 100 * 64)
+    read: list[weakref.ref[Tensor]] = []
+    waiting: list[int] = []
+
+    def stream() -> Iterator[Tensor]:
+        for part in inputs.split(100):
+            waiting.append(sum(r() is not None for r in read))
+            batch = part.clone()
+            read.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    names = list(store.subnets.values())
+    claims = Router(store, names).claims(stream(), batch_size=100)
+    assert len(waiting) == 12 and max(waiting) <= 2
+    found = routing.decide(Router(store, names), claims)
+    assert np.array_equal(found.scores, store.route(inputs, batch_size=100).scores)
 
 
 def test_all_networks_in_one_pass_say_the_same() -> None:
@@ -279,6 +309,56 @@ def test_what_is_stacked_is_kept_while_the_tasks_are_the_same(
     assert np.allclose(store.route(inputs, rule="energy", stacked=True).scores, apart, atol=1e-4)
 
 
+def test_what_stays_decoded_is_within_its_limit_with_what_is_stacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, _, _ = mixed()
+    original = learned().store
+    made: list[weakref.ref[Tensor]] = []
+    usual, decode = torch.stack, SubnetStore.task_tensors
+
+    def watched(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        made.extend(map(weakref.ref, tensors.values()))
+        return tensors
+
+    def stack(*given: Any, **more: Any) -> Tensor:
+        return watched({"": usual(*given, **more)})[""]
+
+    def task_tensors(self: SubnetStore, subnet: Any) -> dict[str, Tensor]:
+        return watched({n: t.clone() for n, t in decode(self, subnet).items()})
+
+    def split(weights: Tensor) -> dict[str, Tensor]:
+        return watched({n: t.clone() for n, t in of_weights(weights).items()})
+
+    store = SubnetStore(copy.deepcopy(original.architecture))
+    store.banks, store.subnets = original.banks, original.subnets
+    of_weights = store.architecture.split
+    monkeypatch.setattr(store.architecture, "split", split)
+    monkeypatch.setattr(torch, "stack", stack)
+    monkeypatch.setattr(SubnetStore, "task_tensors", task_tensors)
+
+    def held() -> int:
+        gc.collect()
+        return sum(t.nbytes for r in made if (t := r()) is not None)
+
+    size = sum(t.nbytes for t in store.tensors("p0").values())
+    assert not store.architecture.constants and held() == size
+    for limit in range(1, 8):  # in tasks; two and their stack are four
+        store._forget()
+        store.decoded_bytes = limit * size
+        two = store.route(inputs, rule="energy", stacked=True, among=["p0", "p1"]).scores
+        assert held() == (min(limit, 2) + 2 * (limit >= 4)) * size
+        store.tensors("p2")
+        assert held() == (min(limit, 3) + 2 * (limit >= 5)) * size
+        again = store.route(inputs, rule="energy", stacked=True, among=["p0", "p1"]).scores
+        assert np.array_equal(two, again) and held() <= limit * size
+    store._forget()
+    store.decoded_bytes = 1  # nothing stays but the last
+    for _ in range(2):
+        store.route(inputs, rule="energy", stacked=True)
+        assert held() == size
+
+
 def test_a_shortlist_asks_few_networks() -> None:
     inputs, names, _ = mixed()
     store = learned().store
@@ -297,6 +377,37 @@ def test_a_shortlist_asks_few_networks() -> None:
     assert len(calls) == len(inputs) and (found.tasks == names).mean() > 0.95
     assert (np.isfinite(found.scores).sum(1) == 1).all()
     assert np.array_equal(store.route(inputs, shortlist=3).scores, store.route(inputs).scores)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("kind", ["networks", "heads over a base"])
+def test_a_shortlist_leaves_the_others_without_a_score(kind: str, stacked: bool) -> None:
+    store, inputs = learned().store, mixed()[0]
+    if kind != "networks":
+        store = over_heads({"dims": 8}).store
+        inputs = torch.cat([points(n).valid.inputs() for n in range(3)])
+    full = store.route(inputs).scores
+    short = store.route(inputs, shortlist=1, stacked=stacked).scores
+    asked = np.isfinite(short)
+    assert (asked.sum(1) == 1).all() and asked.any(0).sum() > 1
+    assert np.allclose(short[asked], full[asked], atol=1e-3)
+
+
+def test_typicality_is_by_the_weights_of_the_task_that_claims_most() -> None:
+    inputs, _, _ = mixed()
+    store = learned().store
+    router = Router(store, list(store.subnets.values()))
+    weights = [r.weights for r in router.records]
+    assert router.whole and weights[0] != weights[1] != weights[2] != weights[0]
+    claims = router.claims(inputs, batch_size=500)
+    found = store.route(inputs)
+    assert len(set(found.chosen)) == 3
+    for place, record in enumerate(router.records):
+        mean, deviation, least = record.score
+        typicality = (claims.score(record.weights)[:, place] - mean) / deviation
+        here = found.chosen == place
+        assert np.allclose(found.typicality[here], typicality[here], rtol=1e-5, atol=1e-5)
+        assert np.array_equal(found.unknown[here], typicality[here] < least)
 
 
 def test_a_shortlist_leaves_out_tasks_without_a_score(monkeypatch: pytest.MonkeyPatch) -> None:

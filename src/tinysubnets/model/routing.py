@@ -22,7 +22,7 @@ from its own data, and from what the networks of earlier tasks say to them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -60,7 +60,9 @@ STEP = 2.0**-5  # that logarithms and means, in deviations, are rounded to
 ROW_STEPS = 4  # at least so many to the typical entry below a whitening matrix's diagonal
 BITS = 5  # of class means
 BATCH = 500  # samples in a pass
-CHUNK_BYTES = 1 << 25  # of streamed inputs, at least, that all tasks see before more are read
+# Of streamed inputs that all tasks see before more are read: they wait in the host's memory,
+# whatever the device has for decoded tasks.
+CHUNK_BYTES = 48 << 20
 MAX_DIMS = 256
 
 
@@ -479,8 +481,7 @@ class Router:
         """What the tasks say to raw inputs, batch by batch.
 
         Every task is decoded once at most for inputs that are in memory. Of those that are read
-        from elsewhere, tasks that do not stay decoded are decoded again for every `decoded_bytes`
-        of the store.
+        from elsewhere, tasks that do not stay decoded are decoded again for every `CHUNK_BYTES`.
 
         - `inputs`: as for `SubnetStore.logits`, or an iterator over raw batches.
         - `shortlist`: ask only the networks of so many tasks per input: those with the largest
@@ -493,17 +494,18 @@ class Router:
                 f"keep one of the routing parts {', '.join(map(repr, COMMON))}."
             )
         is_streamed = isinstance(inputs, Iterator) or is_dataset(inputs)
-        most = max(CHUNK_BYTES, self.store.decoded_bytes) if is_streamed else None
+        most = CHUNK_BYTES if is_streamed else None
         given = (
             inputs
             if isinstance(inputs, Iterator)
             else batches(inputs, batch_size, _common_pixels(self.subnets))
         )
-        chunks = _chunks(given, self.subnets, most)
-        found = [self._chunk(chunk, shortlist, answers) for chunk in chunks]
         empty = torch.zeros(0, len(self.subnets))
-        nothing = Claims(dict.fromkeys(self.parts, empty), empty.long(), empty)
-        return Claims.joined([nothing, *found])
+        found = [Claims(dict.fromkeys(self.parts, empty), empty.long(), empty)]
+        for chunk in _chunks(given, self.subnets, most):
+            found.append(self._chunk(chunk, shortlist, answers))
+            del chunk  # before more inputs are read
+        return Claims.joined(found)
 
     def passes(self, *, all_answers: bool = False) -> int:
         """How many passes of networks an input takes until it has a label.
@@ -551,18 +553,12 @@ class Router:
         networks = list(range(count)) if by_networks or with_answers else []
         heads = self._heads(networks)
         base = self._base_pass(heads)
-        starts = np.cumsum([0, *map(len, chunk)]).tolist()
-        for start, raw in zip(starts, chunk, strict=False):
-            rows = torch.arange(start, start + len(raw))
+        placed = list(zip(torch.arange(size).split([*map(len, chunk)]), chunk, strict=True))
+        for rows, raw in placed:
             for name in self.common:
                 parts[name][rows] = self._densities(name, raw, base)
             if shortlist is not None and shortlist < count:
-                cheap = sum(self.weights[n] * parts[n][rows] for n in self.common)
-                assert isinstance(cheap, Tensor)
-                cheap = cheap.nan_to_num(-math.inf, math.inf, -math.inf)  # as `decide` does
-                # Of equal ones the first, as for the task that wins.
-                best = cheap.argsort(dim=1, descending=True, stable=True)[:, :shortlist]
-                asked[rows] = torch.zeros_like(cheap, dtype=torch.bool).scatter_(1, best, True)
+                asked[rows] = self._shortlisted({n: parts[n][rows] for n in self.common}, shortlist)
             for column, head in heads.items():
                 assert base is not None
                 subnet = self.subnets[column]
@@ -570,11 +566,19 @@ class Router:
                 outputs = [base.outputs(subnet, head, raw, k) for k in turns]
                 note(column, rows, told_by(subnet, outputs))
         others = [c for c in networks if c not in heads]
-        for columns, rows, found in self._outputs(chunk, asked, others):
+        for columns, rows, found in self._outputs(placed, asked, others):
             for column, told in zip(columns, found, strict=True):
                 note(column, rows, told)
         self._last = None
         return Claims(parts, answers, probability)
+
+    def _shortlisted(self, parts: Mapping[str, Tensor], num: int) -> Tensor:
+        """So many tasks per input with the largest score by common parts, bool [n, tasks]."""
+        score = sum((self.weights[n] * parts[n] for n in self.common), torch.zeros(()))
+        score = score.nan_to_num(-math.inf, math.inf, -math.inf)  # as `decide` does
+        # Of equal ones the first, as for the task that wins.
+        best = score.argsort(dim=1, descending=True, stable=True)[:, :num]
+        return torch.zeros_like(score, dtype=torch.bool).scatter_(1, best, True)
 
     def _heads(self, columns: Sequence[int]) -> dict[int, dict[str, Tensor]]:
         """The tensors of the heads of tasks that are heads over the base, by column."""
@@ -588,7 +592,7 @@ class Router:
                 found[column] = self._with_features(column, tensors)
         return found
 
-    def _base_pass(self, heads: Mapping[int, Any]) -> BasePass | None:
+    def _base_pass(self, heads: Mapping[int, object]) -> BasePass | None:
         """The pass of the base, where a part or a task is made of nothing else."""
         architecture = self.store.architecture
         if heads:
@@ -612,19 +616,21 @@ class Router:
         return torch.stack(found, 1).cpu()
 
     def _outputs(
-        self, chunk: Sequence[Tensor], asked: Tensor, columns: Sequence[int]
+        self, placed: Sequence[tuple[Tensor, Tensor]], asked: Tensor, columns: Sequence[int]
     ) -> Iterator[tuple[list[int], Tensor, list[Told]]]:
-        """Columns, rows, and per column what its network tells of a batch, in some order."""
-        starts = np.cumsum([0, *map(len, chunk)])
+        """Columns, rows, and per column what its network tells of a batch, in some order.
+
+        - `placed`: the rows of each raw batch, and the batch.
+        - `asked`: whose networks are wanted, bool [samples, tasks].
+        """
         groups = self._groups(columns) if self.stacked else [[c] for c in columns]
         for group in groups:
             run = self._prepared(group)
-            for start, raw in zip(starts, chunk, strict=False):
-                wanted = asked[start : start + len(raw), group].any(1)
-                rows = wanted.nonzero().flatten()
-                if len(rows):
-                    part = raw if len(rows) == len(raw) else raw[rows]
-                    yield group, rows + int(start), run(part)
+            for rows, raw in placed:
+                wanted = asked[rows][:, group].any(1).nonzero().flatten()
+                if len(wanted):
+                    part = raw if len(wanted) == len(raw) else raw[wanted]
+                    yield group, rows[wanted], run(part)
 
     def _groups(self, columns: Sequence[int]) -> list[list[int]]:
         """Columns whose networks have tensors of equal shapes, and can run in one pass."""
@@ -636,23 +642,21 @@ class Router:
             kinds.setdefault(kind, []).append(column)
         return list(kinds.values())
 
-    def _prepared(self, group: Sequence[int]) -> Any:
+    def _prepared(self, group: Sequence[int]) -> Callable[[Tensor], list[Told]]:
         """What computes, for a raw batch, what the network of each task of a group tells of it."""
         tensors_of = [self.store.tensors(self.subnets[c].name) for c in group]
         networks = [self._with_features(c, t) for c, t in zip(group, tensors_of, strict=True)]
+        subnets = [self.subnets[c] for c in group]
         if len(group) > 1:
-            return self._stack(group, networks)
-        subnet, tensors = self.subnets[group[0]], networks[0]
+            return self._stack(subnets, networks)
+        return lambda raw: [self._one(subnets[0], networks[0], raw)]
 
-        def one(raw: Tensor) -> list[Told]:
-            seen = self._seen(subnet.normalization, raw)
-            outputs = [
-                self.store.outputs(subnet, tensors, raw, turned(seen, k))
-                for k in range(subnet.num_turns)
-            ]
-            return [told_by(subnet, outputs)]
-
-        return one
+    def _one(self, subnet: Subnet, tensors: Mapping[str, Tensor], raw: Tensor) -> Told:
+        """What a task's network tells of a raw batch."""
+        seen = self._seen(subnet.normalization, raw)
+        turns = range(subnet.num_turns)
+        outputs = [self.store.outputs(subnet, tensors, raw, turned(seen, k)) for k in turns]
+        return told_by(subnet, outputs)
 
     def _seen(self, normalization: Normalization, raw: Tensor) -> Tensor:
         """A raw batch as a network sees it."""
@@ -668,16 +672,17 @@ class Router:
         dims = self.records[column].gaussians["features"].dims
         return with_features(self.store.architecture, tensors, dims)
 
-    def _stack(self, group: Sequence[int], networks: Sequence[dict[str, Tensor]]) -> Any:
+    def _stack(
+        self, subnets: Sequence[Subnet], networks: Sequence[dict[str, Tensor]]
+    ) -> Callable[[Tensor], list[Told]]:
         """All tasks of a group in one pass over stacked tensors, or one by one where that fails."""
-        store, subnets = self.store, [self.subnets[c] for c in group]
+        store = self.store
         if "features" in self.weights:  # rows that not all uses of a task have
             stacked = {n: torch.stack([t[n] for t in networks]) for n in networks[0]}
         else:
             stacked = store.stacked(subnets, networks)
         same = len({s.normalization for s in subnets}) == 1
         network = torch.func.vmap(store.architecture, in_dims=(0, None if same else 0))
-        singles = [self._prepared([column]) for column in group]
 
         def together(raw: Tensor) -> list[Told]:
             raw = raw.to(store.device)
@@ -687,7 +692,7 @@ class Router:
             try:
                 outputs = [network(stacked, turned(seen, k)) for k in range(subnets[0].num_turns)]
             except RuntimeError:  # a layer that vmap does not know
-                return [single(raw)[0] for single in singles]
+                return [self._one(s, t, raw) for s, t in zip(subnets, networks, strict=True)]
             return [told_by(s, [o[i] for o in outputs]) for i, s in enumerate(subnets)]
 
         return together

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter, is_
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -62,6 +62,19 @@ DECODED_BYTES = 48 << 20  # within what a reader may take beside the model, FORM
 DECODED_BYTES_GPU = 1 << 30  # to decode a task and bring it there takes longer than its pass
 
 
+class Decoded(NamedTuple):
+    """Tensors that stay for their next use: those of one task, or of several, stacked."""
+
+    subnets: tuple[Subnet, ...]
+    tensors: dict[str, Tensor]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, subnets: Sequence[Subnet], tensors: dict[str, Tensor]) -> Decoded:
+        """The tensors of some subnets, and how many bytes they are."""
+        return cls(tuple(subnets), tensors, sum(t.nbytes for t in tensors.values()))
+
+
 class SubnetStore:
     """Banks and subnets over one architecture; the learned model.
 
@@ -104,8 +117,8 @@ class SubnetStore:
         self.is_partial = False
         self.began_ns = time.time_ns()
         self.decoded_bytes = DECODED_BYTES if self.device.type == "cpu" else DECODED_BYTES_GPU
-        self._decoded: tuple[tuple[Subnet, dict[str, Tensor]], ...] = ()  # the last ones, in order
-        self._stacked: tuple[tuple[Subnet, ...], dict[str, Tensor]] = (), {}  # those used last
+        self._decoded: tuple[Decoded, ...] = ()  # the last tasks, in order
+        self._stacked = Decoded((), {}, 0)  # those used last; they count as decoded too
         self._by_number: dict[int, Subnet] = {}  # made when a reference is first followed
         self._records: dict[str, tuple[Subnet, Record | None]] = {}  # read when first routed
         # On the device, where to bring them costs as much as a small network's pass.
@@ -229,8 +242,11 @@ class SubnetStore:
             raise TaskError(f"task {task!r} keeps its routing already, which never changes.")
         kept = replace(subnet, routing=dict(vectors))
         self.subnets[task] = kept
-        known = ((kept if other is subnet else other, t) for other, t in self._decoded)
-        self._decoded, self._by_number = tuple(known), {}
+        self._decoded = tuple(
+            one._replace(subnets=(kept,)) if one.subnets[0] is subnet else one
+            for one in self._decoded
+        )
+        self._by_number = {}
 
     def rename(self, old: str, new: str) -> None:
         """Give a task another name; nothing else changes."""
@@ -328,7 +344,7 @@ class SubnetStore:
     def _forget(self) -> None:
         """Drop what was made of subnets that are no longer the same."""
         self._decoded, self._by_number, self._records = (), {}, {}
-        self._stacked = (), {}
+        self._stacked = Decoded((), {}, 0)
         self.written, self._affine = (), {}
 
     def record(self, subnet: Subnet) -> Record | None:
@@ -367,16 +383,20 @@ class SubnetStore:
         """All tensors the network needs for a task, decoded, by the user's own names."""
         subnet = self.subnet(task)
         known = self._decoded  # read once: another thread may replace it, but changes none
-        for other, tensors in known:
-            if other is subnet:
-                return tensors
+        for one in known:
+            if one.subnets[0] is subnet:
+                return one.tensors
         tensors = self.architecture.split(self.weights(task)) | self.task_tensors(subnet)
         tensors |= self.architecture.constants
-        decoded = {n: t.to(self.device) for n, t in tensors.items()}
-        size = sum(t.numel() * t.element_size() for t in decoded.values())
-        num = max(1, min(MAX_DECODED, self.decoded_bytes // max(1, size)))
-        self._decoded = (*known, (subnet, decoded))[-num:]
-        return decoded
+        decoded = Decoded.of((subnet,), {n: t.to(self.device) for n, t in tensors.items()})
+        kept = (*known, decoded)[-MAX_DECODED:]
+        size = sum(d.num_bytes for d in kept)
+        if size + self._stacked.num_bytes > self.decoded_bytes:
+            self._stacked = Decoded((), {}, 0)  # to stack again is cheaper than to decode
+        while size > self.decoded_bytes and len(kept) > 1:
+            size, kept = size - kept[0].num_bytes, kept[1:]
+        self._decoded = kept
+        return decoded.tensors
 
     def stacked(
         self, subnets: Sequence[Subnet], networks: Sequence[Mapping[str, Tensor]]
@@ -385,14 +405,13 @@ class SubnetStore:
 
         - `networks`: those of each task, as `tensors` gives them, all of equal shapes.
         """
-        known, tensors = self._stacked
-        if len(known) == len(subnets) and all(map(is_, known, subnets)):
-            return tensors
+        known = self._stacked
+        if len(known.subnets) == len(subnets) and all(map(is_, known.subnets, subnets)):
+            return known.tensors
         tensors = {n: torch.stack([t[n] for t in networks]) for n in networks[0]}
-        held = (tensors, *(one for _, one in self._decoded))
-        size = sum(t.numel() * t.element_size() for one in held for t in one.values())
-        if size <= self.decoded_bytes:
-            self._stacked = tuple(subnets), tensors
+        stacked = Decoded.of(subnets, tensors)
+        if stacked.num_bytes + sum(d.num_bytes for d in self._decoded) <= self.decoded_bytes:
+            self._stacked = stacked
         return tensors
 
     def task_tensors(self, subnet: Subnet) -> dict[str, Tensor]:
