@@ -190,6 +190,26 @@ def test_a_task_can_be_renamed(tmp_path: Path) -> None:
         store.rename("nobody", "somebody")
 
 
+@pytest.mark.parametrize("change", ["rename", "remove"])
+def test_a_store_that_changes_during_a_lesson_ends_it(change: str, tmp_path: Path) -> None:
+    """What the new task started from is no longer there, or has another name."""
+    learn = learner(mlp(), max_banks=1, density=0.5)
+    for number in range(2):
+        learn.learn(task(f"task {number}", seed=number))
+    trainer = learn.begin(task("new", seed=5))
+    trainer.epoch()
+    if change == "rename":
+        learn.store.rename("task 1", "other")
+    else:
+        learn.store.remove("task 0")
+        assert learn.store.nameless  # what is left keeps the number
+    with pytest.raises(TaskError, match="begin it again"):
+        trainer.finish()
+    learn.learn(task("new", seed=5))
+    learn.save(tmp_path)
+    assert digests(SubnetStore.load(tmp_path, mlp())) == digests(learn.store)
+
+
 def test_a_name_that_no_file_can_hold_is_refused_at_the_door() -> None:
     store = models.store("named", 1)
     for wrong in ("\ud800", "x" * 100_000):

@@ -94,6 +94,8 @@ def equal_kilobytes() -> Iterator[Job]:
     yield from _seeds(table, "tsn-wr", _MLP, "tsn-wr", TEST_SEEDS, (), 220)
     denser = ("tsn.density=0.0258", "routing.parts=[]")  # in as many bytes
     yield from _seeds(table, "tsn-wr-no-routing", _MLP, "tsn-wr", TEST_SEEDS, denser, 220)
+    signs = "best/permuted-mnist-paper-network-signs"
+    yield from _seeds(table, "tsn-wr-paper-network-signs", signs, "tsn-wr", TEST_SEEDS, (), 250)
     # Sparse signs of a network like ours would be the same runs: no task refers to another here.
     for width, density, bits in ((100, 0.03, 2), (24, 1.0, 4)):
         own = (

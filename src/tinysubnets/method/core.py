@@ -273,19 +273,22 @@ class MaskedCore:
         number, seed = self.store.next_number, self.settings.seed
         return Training(module, task, settings, seed=seed, number=number, device=self.device)
 
-    def entry_numbers(self) -> list[int]:
-        """The numbers of all entries of the store, by which it is seen to be the same."""
-        return [s.number for s in self.store.entries()]
+    def entry_marks(self) -> list[tuple[int, str, int]]:
+        """Number, name and own weights of all entries of the store: those by which it is the same.
 
-    def check_entries(self, numbers: list[int], task: Task) -> None:
-        """Refuse to keep a task where others were learned or removed since it began.
-
-        - `numbers`: those of the store's entries when it began.
+        What a removed task leaves behind keeps its number, but neither its name nor all weights.
         """
-        if self.entry_numbers() != numbers:
+        return [(s.number, s.name, s.num_new) for s in self.store.entries()]
+
+    def check_entries(self, marks: list[tuple[int, str, int]], task: Task) -> None:
+        """Refuse to keep a task where others were learned, removed or renamed since it began.
+
+        - `marks`: those of the store's entries when it began.
+        """
+        if self.entry_marks() != marks:
             raise TaskError(
-                f"the store has changed since training on {task.name!r} began, and with it what "
-                "the task started from; begin it again."
+                "tasks were learned, removed or renamed since training on "
+                f"{task.name!r} began, which started from them; begin it again."
             )
 
     def warn_full(self, bank: int) -> None:
@@ -419,7 +422,7 @@ class SubnetTrainer:
         self.core, self.task, self.decision, self.module = core, task, decision, module
         self.compress, self.task_params, self.memory = compress, task_params, memory
         self.reports = reports
-        self._entries = core.entry_numbers()
+        self._entries = core.entry_marks()
         self.data = data or core.learned_data(task)
         core.check_network(module, task)
         self.training = core.train(module, self.data, training or core.training)

@@ -138,7 +138,7 @@ class LadderTrainer:
         self.results: list[RungReport] = []
         self.climbed: Climbed | None = None
         self._last: MagnitudeModule | None = None  # trained, and what the next rung goes on from
-        self._entries, self._first_bytes = core.entry_numbers(), _file_bytes(core.store)
+        self._entries, self._first_bytes = core.entry_marks(), _file_bytes(core.store)
         self._place: int | None = None
         self._current: SubnetTrainer | None = None
         self._begin(0)
