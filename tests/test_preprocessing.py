@@ -23,7 +23,7 @@ from tinysubnets.datasets.user_files import (
     read_task,
     recorded_preprocessing,
 )
-from tinysubnets.errors import DataError, TaskError
+from tinysubnets.errors import DataError, SettingError, TaskError
 from tinysubnets.experiments import recipe
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run import Experiment
@@ -400,3 +400,29 @@ def test_numbers_without_a_white_are_refused() -> None:
             with pytest.raises(DataError, match="32-bit numbers"):
                 read(data)
     assert np.array_equal(gray(encoded(Image.fromarray(DRAWN.astype(np.int32)), "TIFF")), DRAWN)
+
+
+@pytest.mark.parametrize("shape", [(1 << 25,), (4, 1 << 14, 1 << 14)])
+def test_what_a_file_says_of_inputs_takes_no_memory(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """A kilobyte that tells of inputs of gigabytes: an export would have made one."""
+    store = models.store("named", 1)
+    (task,) = store.tasks
+    kind = torch.uint8 if len(shape) == 3 else torch.float32
+    store.subnets[task] = replace(store.subnet(task), sample=Sample(kind, shape))
+    store.save(tmp_path)
+    again = SubnetStore.load(tmp_path)
+    assert again.subnet(task).sample is None and again.digest(task) == store.digest(task)
+    with pytest.raises(TaskError, match="does not record what inputs"):
+        to_onnx(again, task, tmp_path / "task.onnx")
+    assert Sample.of(torch.empty((1, *shape), device="meta", dtype=kind)) is None  # never written
+    assert Sample.of(torch.zeros(2, 3)) == Sample(torch.float32, (3,))
+
+
+def test_pictures_are_brought_to_no_size_that_a_file_may_not_tell(tmp_path: Path) -> None:
+    large = {"mode": "L", "height": 1 << 14, "width": 1 << 14, "resize": 1 << 14, "channels": 4}
+    with pytest.raises(DataError, match="height is 16384"):
+        Preprocessing.from_dict(large | CONSTANT)
+    assert Preprocessing.from_dict({"mode": "RGB", "height": 2364, "width": 2364} | CONSTANT)
+    write(tmp_path / "few", count=2)
+    with pytest.raises(SettingError, match="size=2365.*at most 2,364 pixels"):
+        Task.from_folder("few", tmp_path / "few", size=2365)

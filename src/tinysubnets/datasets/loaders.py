@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tinysubnets.datasets import cache as cache_store
 from tinysubnets.datasets import catalog, hub
 from tinysubnets.datasets.images import SUFFIXES, fit, sniff
 from tinysubnets.errors import DataError, SettingError, unknown
-from tinysubnets.tasks.preprocessing import Preprocessing
+from tinysubnets.tasks.preprocessing import MAX_VALUES, Preprocessing
 
 TEST_FOLDERS = ("test", "validation", "valid", "val")
 
@@ -93,6 +94,9 @@ def load_folder(
         raise SettingError(unknown("mode", str(mode), ("RGB", "L")))
     if size is not None and size < 1:
         raise SettingError(f"size={size}: give a number of pixels, at least 1.")
+    if size is not None and 3 * size * size > MAX_VALUES:
+        most = math.isqrt(MAX_VALUES // 3)
+        raise SettingError(f"size={size}: images are brought to at most {most:,} pixels a side.")
     top = Path(path).expanduser()
     folder = top if split is None else _split_folder(top, split)
     classes, files, labels = _images_by_class(folder)

@@ -333,6 +333,7 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     sample = None
     if entry.get("inputs") is not None:
         sample = _of(lists.inputs, entry["inputs"], f"{where}, inputs")
+        sample = None if sample.is_large else sample
     square = sample is not None and len(sample.shape) == 3 and sample.shape[1] == sample.shape[2]
     if rotations not in (0, 1, ROTATIONS) or (rotations and not square):
         raise DamageError(f"config: {where}, rotations is {rotations}; 1 or {ROTATIONS} of square "

@@ -26,7 +26,7 @@ from tinysubnets.tasks.checks import (
 )
 from tinysubnets.tasks.divergence import InputStatistics
 from tinysubnets.tasks.normalization import Normalization
-from tinysubnets.tasks.preprocessing import Preprocessing
+from tinysubnets.tasks.preprocessing import MAX_VALUES, Preprocessing
 from tinysubnets.tasks.rotations import ROTATIONS
 from tinysubnets.tasks.task import Label
 
@@ -106,9 +106,15 @@ class Sample:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, batch: Tensor) -> Sample:
-        """The kind of the samples in a batch."""
-        return cls(batch.dtype, tuple(batch.shape[1:]))
+    def of(cls, batch: Tensor) -> Sample | None:
+        """The kind of the samples in a batch; None of samples so large that no file says it."""
+        made = cls(batch.dtype, tuple(batch.shape[1:]))
+        return None if made.is_large else made
+
+    @property
+    def is_large(self) -> bool:
+        """Whether one takes more than a reader gives for what a few bytes of a file say."""
+        return math.prod(self.shape) > MAX_VALUES
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ network; see `normalization.py`. Nothing here needs torch, and Pillow only to be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from tinysubnets.errors import DataError
 
 MAX_SIDE = 1 << 14  # pixels that a picture may be brought to
+MAX_VALUES = 1 << 24  # of one input that a file describes: 2,364 x 2,364 pixels in three channels
 MAX_PIXELS = 1 << 25  # of a picture once it is resized, where not even more are needed
 ORIENTATION = 0x0112  # the tag of EXIF
 # What is always done in the same way, said for readers of a file.
@@ -112,6 +114,7 @@ class Preprocessing:
             wrong += ["frame"] if made.frame is not None and made.frame < least else []
             several = made.channels not in (None, 1)
             wrong += ["channels"] if several and made.mode != "L" else []
+            wrong += ["height"] if math.prod(made.shape) > MAX_VALUES else []
         if wrong:
             shown = str(values.get(wrong[0]))[:80]
             raise DataError(
