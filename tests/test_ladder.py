@@ -36,8 +36,6 @@ from tinysubnets.training import features
 RUNGS = ("head", "norms", "2%", "10%")
 DEAR = 400.0  # points a kilobyte: what 10 % of the weights of a tiny network gain does not pay
 LADDER: dict[str, Any] = {"price": 1e-6, "rungs": RUNGS, "training": TRAINING | {"lr": 0.05}}
-LOW: dict[str, Any] = {"price": 1e-6, "training": TRAINING | {"epochs": 12, "lr": 0.1}}
-LOW |= {"difference_lr": 0.05}
 
 
 def far(number: int) -> Task:
@@ -270,7 +268,9 @@ def test_a_state_of_rungs_in_another_order_is_refused() -> None:
 
 def test_over_a_difference_of_low_rank_a_sparser_one_saves_its_factors() -> None:
     """It takes their place, so that it may be cheap where a denser one is dear."""
-    one = learner(**LOW | {"rungs": ("head", "rank 1", "2%", "10%")})
+    training = TRAINING | {"epochs": 6, "lr": 0.1}
+    rungs = ("head", "rank 1", "2%", "10%")
+    one = learner(**LADDER | {"rungs": rungs, "difference_lr": 0.05, "training": training})
     trainer = climb(one, far(1))
     while trainer.rung is not None and trainer.rung.name != "10%":
         trainer.epoch()
@@ -342,6 +342,7 @@ def test_isolated_tasks_are_left_out_once_for_all_rungs(monkeypatch: pytest.Monk
     assert done == {"coded": len(trainer.results), "written": len(trainer.results)}
 
 
+@pytest.mark.slow
 def test_isolated_tasks_are_left_out_as_if_they_were_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

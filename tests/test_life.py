@@ -21,6 +21,7 @@ from tinysubnets.errors import ArtifactError, MismatchError, TaskError
 from tinysubnets.format.io import encode
 from tinysubnets.method.banks import new_bank
 from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.removal import without
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, CodebookTensor, PackedMask
 from tinysubnets.tasks.normalization import Normalization
@@ -263,6 +264,19 @@ def test_exact_removal_takes_later_tasks_with_it() -> None:
     assert removal.exact and removal.names == ("task 1", "task 2", "task 3", "task 7")
     assert store.tasks == ("task 0", "task 6") and not store.nameless
     assert all(store.digest(n) == before[n] for n in store.tasks)
+
+
+def test_a_store_without_some_tasks_is_another_one() -> None:
+    store = models.whole_store()
+    before, known = data(store), digests(store)  # decoded and written, as it is in use
+    out = without(store, [store.subnet(name).number for name in ("task 5", "task 6")])
+    assert data(store) == before and digests(store) == known
+    assert all(entry.name != "task 5" for entry in out.chain(out.subnet("task 9")))
+    for name in ("task 5", "task 6"):
+        store.remove(name)
+    assert data(out) == data(store) and digests(out) == digests(store)
+    models.add_task(out, 31, bank=NO_BANK, reference=BASE, **models.differences(out, 31))
+    assert "task 31" not in store.tasks and data(out) != data(store)
 
 
 def after_an_isolated_one(has_bank: bool) -> SubnetStore:
