@@ -325,6 +325,24 @@ def test_a_run_that_fails_later_stays(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(epochs(path)) == 3
 
 
+def test_a_later_task_that_is_refused_leaves_what_was_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, begin = tmp_path / "run", TinySubNets.begin
+
+    def refused(learner: TinySubNets, task: Task, **given: Any) -> Any:
+        if learner.tasks:
+            raise TaskError("refused")
+        return begin(learner, task, **given)
+
+    monkeypatch.setattr(TinySubNets, "begin", refused)
+    plan = replace(small(), checkpoint_seconds=1e9)  # no checkpoint is written meanwhile
+    with pytest.raises(TaskError, match="refused"), RunDir(path) as folder:
+        list(Experiment.begin(plan, folder).steps())
+    assert (path / "config.toml").exists() and (path / "log.txt").exists()
+    assert len(epochs(path)) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"), [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only")]

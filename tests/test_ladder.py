@@ -14,10 +14,18 @@ from nets import points
 from test_base import TRAINING, data, fresh, learner, pretrained
 from test_difference import net as norm_net
 from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.format import io
 from tinysubnets.method import ladder
-from tinysubnets.method.ladder import LadderTrainer, RungReport, gain_by_chance, told
+from tinysubnets.method.ladder import (
+    LadderTrainer,
+    RungReport,
+    gain_by_chance,
+    num_wrong,
+    told,
+)
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
+from tinysubnets.model import removal
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import BASE, NO_BANK
 from tinysubnets.nn.architecture import Architecture
@@ -256,6 +264,122 @@ def test_a_state_of_rungs_in_another_order_is_refused() -> None:
     old = {k: v for k, v in numbers.items() if k != "rung"} | {"place": 0}
     with pytest.raises(TaskError, match="another order"):
         climb(learner(**LADDER), far(1)).restore_(tensors, old)
+
+
+def test_over_a_difference_of_low_rank_a_sparser_one_saves_its_factors() -> None:
+    """It takes their place, so that it may be cheap where a denser one is dear."""
+    training = TRAINING | {"epochs": 6, "lr": 0.1}
+    rungs = ("head", "rank 1", "2%", "10%")
+    one = learner(**LADDER | {"rungs": rungs, "difference_lr": 0.05, "training": training})
+    trainer = climb(one, far(1))
+    while trainer.rung is not None and trainer.rung.name != "10%":
+        trainer.epoch()
+    rank, trainer.price = trainer.results[-1], 1e5  # points a kilobyte
+    while len(trainer.results) < 3:
+        trainer.epoch()
+    ten = trainer.results[-1]
+    assert rank.taken and not ten.taken and ten.gain > 0
+    assert 0.2 * ten.file_bytes < rank.file_bytes < ten.file_bytes
+    assert trainer.rung is not None and trainer.rung.name == "2%"
+
+
+def test_where_one_sample_is_wrong_at_most_no_further_rung_is_tried() -> None:
+    one = learner(**LADDER | {"training": TRAINING | {"lr": 0.05, "epochs": 12}})
+    (head,) = one.learn(points(1)).rungs
+    assert head.name == "head" and num_wrong(head.valid_accuracy, len(points(1).valid)) <= 1
+    assert [r.name for r in one.learn(points(0)).rungs][:2] == ["head", "norms"]  # more are wrong
+
+
+@pytest.mark.parametrize("rungs", [("head", "rank 2"), ("head", "rank 2", "5%")])
+def test_no_rung_ends_at_a_higher_learning_rate_than_it_begins_with(rungs: tuple[str, ...]) -> None:
+    training = TRAINING | {"epochs": 1, "lr": 0.05, "min_lr": 0.04}
+    one = learner(**LADDER | {"rungs": rungs, "difference_lr": 0.03, "training": training})
+    trainer, rates = climb(one, far(1)), {}
+    while trainer.rung is not None:
+        settings = trainer.training.settings
+        rates[trainer.rung.name] = settings.lr, settings.min_lr
+        trainer.epoch()
+    assert rates["head"] == (0.05, 0.04) and rates["rank 2"] == pytest.approx((0.015, 0.015))
+    assert rates.get("5%", (0.03, 0.03)) == (0.03, 0.03)
+
+
+def beside_isolated_ones() -> TinySubNets:
+    """A learner with a ladder, behind tasks of which two are isolated: a head alone, and sparse."""
+    last: TinySubNets | None = None
+    for number, settings in enumerate(({"price": 1.0, "rungs": ("head",)}, {}, {}, {}, LADDER)):
+        one = learner(**settings)
+        if last is not None:
+            one.restore_(*last.state())
+        if number < 4:
+            one.learn(points(number), isolated=number in (0, 2))
+        last = one
+    assert last is not None
+    assert [s.bank for s in last.store.subnets.values()] == [NO_BANK, NO_BANK, 1, NO_BANK]
+    return last
+
+
+def test_isolated_tasks_are_left_out_once_for_all_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there already is neither coded nor written again for every rung."""
+    one, done = beside_isolated_ones(), {"coded": 0, "written": 0}
+    code, write = SubnetStore.coded_mask, io.write_memory
+
+    def coded(*given: Any) -> Any:
+        done["coded"] += 1
+        return code(*given)
+
+    def written(*given: Any) -> Any:
+        done["written"] += 1
+        return write(*given)
+
+    monkeypatch.setattr(SubnetStore, "coded_mask", coded)
+    monkeypatch.setattr(io, "write_memory", written)
+    trainer = climb(one, far(1))
+    assert done["coded"] <= 2 and done["written"] == 2  # of the tasks that are not isolated
+    done |= {"coded": 0, "written": 0}
+    while not trainer.finished:
+        trainer.epoch()
+    assert len(trainer.results) > 2
+    assert done == {"coded": len(trainer.results), "written": len(trainer.results)}
+
+
+@pytest.mark.slow
+def test_isolated_tasks_are_left_out_as_if_they_were_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def one_by_one(store: SubnetStore, numbers: list[int]) -> SubnetStore:
+        trial = removal.copied(store)
+        for name in [n for n, s in store.subnets.items() if s.number in numbers]:
+            trial.remove(name)
+        return trial
+
+    found = []
+    for _ in range(2):
+        one = beside_isolated_ones()
+        before = data(one.store)
+        trainer = climb(one, far(1))
+        while not trainer.finished:
+            trainer.epoch()
+        assert data(one.store) == before
+        rungs = trainer.finish().rungs
+        found.append(([r.file_bytes for r in rungs], data(one.store)))
+        monkeypatch.setattr(ladder, "without", one_by_one)
+    assert found[0] == found[1]
+
+
+def test_what_an_isolated_task_costs_does_not_depend_on_others() -> None:
+    names, other = ("a name of one class", "a name of another class"), ("x", "y")
+    inputs, labels = far(1).train.inputs().numpy(), far(1).train.labels.numpy()
+    stores, costs = [], []
+    for classes in (names, other):
+        one = learner(**LADDER)
+        near = points(0, 2)
+        one.learn(Task.from_arrays("a", near.train.inputs(), np.array(classes)[near.train.labels]))
+        mine = Task.from_arrays("mine", inputs, np.array(names)[labels], valid=0.3)
+        costs.append([r.file_bytes for r in one.learn(mine, isolated=True).rungs])
+        one.store.remove("a", exact=True)
+        assert one.tasks == ("mine",)
+        stores.append(data(one.store))
+    assert costs[0] == costs[1] and stores[0] == stores[1]
 
 
 def test_a_sparser_difference_need_not_beat_chance_again(monkeypatch: pytest.MonkeyPatch) -> None:

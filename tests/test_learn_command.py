@@ -382,3 +382,49 @@ def test_isolated_tasks_are_learned_from_python_too() -> None:
     assert learner.store.subnet("a").isolated
     learner.learn(make_task("b", seed=1))
     assert not learner.store.subnet("b").isolated
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A base that does not say how its inputs were normalized, and three sets of images."""
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "bare_network.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())\n"
+        "    body.add_module('fc', nn.Linear(144, 3))\n"
+        "    return body\n"
+    )
+    rng = np.random.default_rng(0)
+    for number, (mean, spread) in enumerate(((100, 20), (180, 50), (90, 30))):
+        images = rng.normal(mean, spread, size=(40, 1, 8, 8)).clip(0, 255).astype(np.uint8)
+        labels = (images[:, 0].mean((1, 2)) > mean).astype(int)
+        np.savez(tmp_path / f"{number}.npz", inputs=images, labels=labels)
+    return tmp_path
+
+
+@pytest.mark.parametrize("by", ["--isolated", "--set"])
+@pytest.mark.parametrize("is_isolated_first", [True, False])
+def test_isolated_tasks_over_a_base_take_nothing_from_others_and_leave_nothing(
+    drawn: Path, is_isolated_first: bool, by: str
+) -> None:
+    """What is removed exactly has left nothing, whichever of both was isolated."""
+    files, isolated = [], {"--isolated": ["--isolated"], "--set": ["--set", "isolated=true"]}[by]
+    options = ["--keep-anyway", "--base", "bare_network:make", "--set", "epochs=1"]
+    for number in range(2):
+        folder = drawn / f"model {number}"
+        for name, file in (("first", number), ("second", 2)):
+            more = isolated if (name == "first") == is_isolated_first else []
+            if by == "--set":
+                more = more or ["--set", "isolated=false"]
+            assert learn(folder, name, drawn / f"{file}.npz", *options, *more) == 0
+        store = SubnetStore.load(folder, base="bare_network:make")
+        first, second = (store.subnet(n).normalization for n in ("first", "second"))
+        assert first.mean[0] > 95 > second.mean[0]  # each of its own data
+        store.remove("first", exact=True)
+        assert store.tasks == ("second",)
+        files.append(b"".join(artifact.encode(store).parts))
+    assert files[0] == files[1]

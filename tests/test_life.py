@@ -19,9 +19,11 @@ from nets import learner, mlp, task
 from tinysubnets import format as artifact
 from tinysubnets.errors import ArtifactError, MismatchError, TaskError
 from tinysubnets.format.io import encode
+from tinysubnets.method.banks import new_bank
 from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.removal import without
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import MAX_CHAIN, NO_BANK
+from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, CodebookTensor, PackedMask
 from tinysubnets.tasks.normalization import Normalization
 
 
@@ -282,6 +284,51 @@ def test_exact_removal_takes_later_tasks_with_it() -> None:
     assert removal.exact and removal.names == ("task 1", "task 2", "task 3", "task 7")
     assert store.tasks == ("task 0", "task 6") and not store.nameless
     assert all(store.digest(n) == before[n] for n in store.tasks)
+
+
+def test_a_store_without_some_tasks_is_another_one() -> None:
+    store = models.whole_store()
+    before, known = data(store), digests(store)  # decoded and written, as it is in use
+    out = without(store, [store.subnet(name).number for name in ("task 5", "task 6")])
+    assert data(store) == before and digests(store) == known
+    assert all(entry.name != "task 5" for entry in out.chain(out.subnet("task 9")))
+    for name in ("task 5", "task 6"):
+        store.remove(name)
+    assert data(out) == data(store) and digests(out) == digests(store)
+    models.add_task(out, 31, bank=NO_BANK, reference=BASE, **models.differences(out, 31))
+    assert "task 31" not in store.tasks and data(out) != data(store)
+
+
+def after_an_isolated_one(has_bank: bool) -> SubnetStore:
+    """A store over a base with a task, and an isolated one behind it that is a head alone or not.
+
+    Which of both it is, its data decide.
+    """
+    store = models.low_rank_store()
+    over_base: dict[str, Any] = {"reference": BASE, "adds_to_base": True}
+    own = models.differences(store, 21) | over_base
+    none = PackedMask.none(store.layout.num_blocks)
+    empty = (CodebookTensor(torch.zeros(0)),) * len(store.layout.shared)
+    models.add_task(store, 21, bank=NO_BANK, **own)
+    if has_bank:
+        own = models.differences(store, 23) | over_base
+        models.add_task(store, 23, bank=new_bank(store), isolated=True, **own)
+    else:
+        own = {"packed_mask": none, "own": empty, "bits": 2} | over_base
+        models.add_task(store, 23, bank=NO_BANK, isolated=True, **own)
+    return store
+
+
+def test_whether_an_isolated_task_had_a_bank_shows_in_nothing_that_follows() -> None:
+    banked, bare = after_an_isolated_one(True), after_an_isolated_one(False)
+    assert len(banked.banks) == 1 and not bare.banks
+    assert new_bank(banked) == new_bank(bare) == 1
+    for store in (banked, bare):
+        store.remove("task 23", exact=True)
+    assert not banked.banks and data(banked) == data(bare)
+    for store in (banked, bare):
+        models.add_task(store, 25, bank=new_bank(store))
+    assert data(banked) == data(bare)
 
 
 def test_an_isolated_bank_is_never_shared() -> None:

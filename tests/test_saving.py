@@ -206,6 +206,24 @@ def test_nothing_is_written_through_what_lies_in_the_way(
     assert left == [], "no temporary file stays behind"
 
 
+@pytest.mark.parametrize("name", ["README.md", "config.json"])
+def test_a_link_beside_a_new_model_is_replaced_and_a_file_of_others_refused(
+    tmp_path: Path, name: str
+) -> None:
+    other, folder = tmp_path / "other", tmp_path / "m"
+    other.write_bytes(SECRET)
+    folder.mkdir()
+    (folder / name).symlink_to(other)
+    save_model(folder)
+    assert not (folder / name).is_symlink() and (folder / name).is_file()
+    assert SubnetStore.load(folder).tasks and other.read_bytes() == SECRET
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_bytes(SECRET)
+    with pytest.raises(ArtifactError, match="no model's"):
+        save_model(tmp_path / "mine")
+    assert [p.name for p in (tmp_path / "mine").glob("[!.]*")] == [name]
+
+
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
 def test_a_model_is_not_saved_over_what_is_none(tmp_path: Path, kind: str) -> None:
     other = tmp_path / "other"

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nets import mlp, stack
+from nets import learned, mlp, stack
+from nets import learner as make_learner
+from nets import task as make_task
 from tinysubnets import networks
+from tinysubnets.method import compress
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.loader import DeviceLoader
 from tinysubnets.tasks.task import Task
@@ -160,6 +163,24 @@ def test_large_layers_of_which_little_is_kept_are_sparse_products() -> None:
         assert SparseMatrix.of(other) is None  # small, full, no matrix
 
 
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no sparse products here")
+def test_infinite_activations_are_seen_by_sparse_products_too() -> None:
+    """A weight that is 0 makes NaN of them, as in the whole network."""
+    size = 600
+    net = stack(nn.Linear(6, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), head=size)
+    architecture, tensors, task = problem(net, (6,))
+    made, _, valid = staged(architecture, task)
+    large = architecture.shared[-1].name
+    tensors[large] = torch.where(torch.arange(size) % 20 == 1, tensors[large], 0.0)
+    tensors["0.bias"][0] = torch.inf  # and nothing is kept of that column
+    matrix = SparseMatrix.of(tensors[large])
+    assert matrix is not None
+    few = matrix.without(torch.zeros(size, size, dtype=torch.bool))
+    counts = made.count(tensors | {large: few}, keys(architecture, tensors))
+    whole = evaluate.count_correct(architecture, tensors, valid)
+    assert not whole[1].isfinite() and not counts[1].isfinite() and counts[0] == whole[0]
+
+
 def test_a_network_that_is_no_chain_has_no_stages() -> None:
     vit = networks.build("vit", classes=3, in_channels=1, image_size=8, width=8, depth=1, heads=2)
     assert stages_of(Architecture(vit)) == []
@@ -174,3 +195,31 @@ def test_writing_into_an_input_is_noticed() -> None:
     made, _, _ = staged(architecture, task)
     with pytest.raises(ChangedInputError):
         made.count(tensors, keys(architecture, tensors))
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no sparse products here")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_is_left_of_a_difference_is_the_reference(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it loses a weight its sparse reference stays; in bfloat16 nothing is sparse at all."""
+    monkeypatch.setattr(stages, "SPARSE_FROM", 1)
+    monkeypatch.setattr(stages, "SPARSE_BELOW", 1.0)
+    made, real = [], SparseMatrix.of.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        SparseMatrix, "of", classmethod(lambda cls, weight: made.append(1) or real(cls, weight))
+    )
+    masks, counts = [], []
+    chosen = {"selection": "magnitude", "reference": "similar", "density": 0.4, "bits": 2}
+    pruning = {"iterations": 30, "step": 0.1}
+    for is_whole in (False, True):
+        if is_whole:
+            monkeypatch.setattr(compress, "stages_of", lambda architecture: [])
+        training = {"precision": precision, "epochs": 4}
+        learn = make_learner(mlp(), training=training, pruning=pruning, **chosen)
+        masks.append([learned(learn, make_task(f"t{n}", seed=n)).mask for n in range(3)])
+        counts.append(len(made))
+    assert learn.store.subnet("t1").reference is not None
+    assert all(torch.equal(a, b) for a, b in zip(*masks, strict=True))
+    # Two layers of the first task; those of others have something of it below.
+    assert counts == ([2, 2] if precision == "float32" else [0, 0])

@@ -147,7 +147,7 @@ def _learn_task(options: argparse.Namespace) -> int:
     check_place(target / FILE_NAME)
     before = file.stat().st_size if file.exists() else 0
     try:
-        task, parts = _read_task(options, store, learner.settings.seed)
+        task, parts = _read_task(options, learner, store, isolated)
         _introduce(learner, task)
         old = _set_aside(store, task) if options.replace else None
         began = time.monotonic()
@@ -250,13 +250,15 @@ def _new_learner(options: argparse.Namespace) -> Learner:
 
 
 def _read_task(
-    options: argparse.Namespace, store: SubnetStore, seed: int
+    options: argparse.Namespace, learner: Learner, store: SubnetStore, isolated: bool
 ) -> tuple[Task, dict[str, Part]]:
     """The task in the data that the command line names, in the form of earlier ones or the base's.
 
-    Over a base all tasks are normalized alike: as the base was trained, or as the first task. Of
-    isolated tasks nothing counts, but where there are no others the shape of their inputs: a
-    network may take no other.
+    Over a base all tasks are normalized alike: as the base was trained, or as the first task.
+    Isolated ones leave nothing in others and take nothing of them, but the shape of inputs, since a
+    network may take no other: to later tasks they leave it where there are no others.
+
+    - `isolated`: whether the task is to be so by the command line.
     """
     import torch
 
@@ -268,10 +270,13 @@ def _read_task(
     samples = [s.sample for s in alike]
     if options.replace:
         samples.append(store.subnet(options.task).sample)
-    expected, normalization = store.architecture.expected_inputs, None
+    expected = store.architecture.expected_inputs
+    normalization = None
     if store.settings.get("base") == "frozen":
-        normalization = others[0].normalization if others else None
-        if normalization is None and expected is not None:
+        isolated = isolated or getattr(learner.settings, "isolated", False)
+        if others and not isolated:
+            normalization = others[0].normalization
+        elif expected is not None:
             normalization = expected.normalization
     is_folder = Path(options.data).suffix != ".npz"
     if options.size is not None and not is_folder:
@@ -285,7 +290,7 @@ def _read_task(
         size = expected.size
     if size is not None and is_folder:
         samples.append(Sample(torch.uint8, (channels, size, size)))
-    forms = preprocessed_alike(alike)
+    forms, seed = preprocessed_alike(alike), learner.settings.seed
     return read_task(options.task, options.data, samples, seed, normalization, forms)
 
 

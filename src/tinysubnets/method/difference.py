@@ -81,7 +81,8 @@ def begin_difference(
         rungs = _possible(rungs, store.layout)
         if isolated:  # nothing of another task may enter it
             rungs = tuple(r for r in rungs if not r.reuses)
-    return LadderTrainer(learner.core, task, rungs, Rungs(difference), price, learner.reports)
+    made = Rungs(difference)
+    return LadderTrainer(learner.core, task, rungs, made, price, learner.reports, isolated=isolated)
 
 
 def _possible(rungs: tuple[Rung, ...], layout: Layout) -> tuple[Rung, ...]:
@@ -182,7 +183,7 @@ class Difference:
         if data is not None:
             architecture = architecture.from_head()
         if rung.rank:
-            assert self.weights is not None
+            assert self.weights is not None and own is not None
             factors = Factors(layout, rung.rank)
             key = InitKey(settings.seed, 0, learner.store.next_number)
             first = factors, factors.start(key)

@@ -13,7 +13,6 @@ in the steps that are left once they are chosen.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,7 @@ from tinysubnets.method.base import State
 from tinysubnets.method.core import MaskedCore, RungReport, SubnetReport, SubnetTrainer
 from tinysubnets.method.pruning import result_of
 from tinysubnets.method.settings import Rung, TSNSettings
+from tinysubnets.model.removal import copied, without
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import Subnet
 from tinysubnets.nn.magnitude import MagnitudeModule
@@ -121,6 +121,7 @@ class LadderTrainer:
     - `make`: sets up the training of a rung, with own norms or without, over an earlier task or
       not, from an earlier module; None where there is nothing to train.
     - `price`: points of validation accuracy that a kilobyte must gain.
+    - `isolated`: whether nothing of other tasks may enter what is decided.
     """
 
     def __init__(
@@ -131,6 +132,8 @@ class LadderTrainer:
         make: MakeRung,
         price: float,
         reports: dict[str, SubnetReport],
+        *,
+        isolated: bool = False,
     ) -> None:
         self.rungs = in_order_of_training(rungs)
         self.core, self.task, self.make = core, task, make
@@ -138,7 +141,7 @@ class LadderTrainer:
         self.results: list[RungReport] = []
         self.climbed: Climbed | None = None
         self._last: MagnitudeModule | None = None  # trained, and what the next rung goes on from
-        self._entries, self._first_bytes = core.entry_marks(), _file_bytes(core.store)
+        self._entries, self._sizes = core.entry_marks(), FileSizes(core.store, isolated)
         self._place: int | None = None
         self._current: SubnetTrainer | None = None
         self._begin(0)
@@ -264,7 +267,7 @@ class LadderTrainer:
         accuracy, size = 0.0, 0 if before is None else before.file_bytes
         if subnet is not None:
             accuracy = subnet.valid_accuracy
-            size = _file_bytes(self.core.store, subnet) - self._first_bytes
+            size = self._sizes.added_bytes(subnet)
         gain, extra = 100 * accuracy, size
         if before is not None:
             gain = 100 * (accuracy - before.subnet.valid_accuracy)
@@ -284,9 +287,12 @@ class LadderTrainer:
         return replace(result, taken=before is None or (pays and self._is_gain(result)))
 
     def _ground(self) -> RungReport | None:
-        """The rung that differences are added to; None where the first rung is one."""
-        free = {r.name for r in self.rungs if r.density == 0}
-        return next((r for r in reversed(self.results) if r.taken and r.name in free), None)
+        """The rung that differences begin from; None where the first rung is one.
+
+        They are added to it, or come in the place of its factors where it is of low rank.
+        """
+        below = {r.name for r in self.rungs if r.density == 0}
+        return next((r for r in reversed(self.results) if r.taken and r.name in below), None)
 
     def _is_gain(self, result: RungReport) -> bool:
         """Whether a rung is better than what it is added to, by more than chance would have it.
@@ -317,11 +323,15 @@ class LadderTrainer:
         assert self.climbed is not None
         if ground is None or (not result.taken and self.rungs[self.climbed.place].density > 0):
             return not result.taken
-        # A sparser one gains no more, and takes at least its share of the bytes.
+        # A sparser one gains no more, and takes at least its share of the bytes: of all, where it
+        # comes in the place of factors, whose bytes it saves.
         gain = 100 * (result.valid_accuracy - ground.valid_accuracy)
         share = min(r.density for r in sparser) / self.rungs[place].density
-        least = self.price * share * (result.file_bytes - ground.file_bytes) / 1000
-        return not self._is_gain(result) or gain < least
+        if self.rungs[self._place_of(ground.name)].rank:
+            least = share * result.file_bytes - ground.file_bytes
+        else:
+            least = share * (result.file_bytes - ground.file_bytes)
+        return not self._is_gain(result) or gain < self.price * least / 1000
 
     def state(self) -> State:
         """Everything needed to go on with this trainer later, taken between two epochs."""
@@ -396,18 +406,22 @@ def told(results: list[RungReport]) -> str:
     return "; ".join(words)
 
 
-def _file_bytes(store: SubnetStore, subnet: Subnet | None = None) -> int:
-    """The size of a store's file, with a further subnet where one is given.
+class FileSizes:
+    """What candidates for a store would add to its file, all weighed over the same tasks.
 
-    Without isolated tasks: all that the config says is deflated together, so that what a task adds
-    would depend on what is said of them, and with it which rung is taken.
+    Without isolated tasks, and for one without any: all that the config says is deflated together,
+    so that what a task adds would depend on what is said of them, and with it which rung is taken.
     """
-    trial = copy.copy(store)
-    trial.subnets, trial.banks = dict(store.subnets), [copy.copy(b) for b in store.banks]
-    for name in [n for n, s in store.subnets.items() if s.isolated]:
-        trial.remove(name)
-    if trial.base is not None:  # embedded or not, it is the same for all
-        trial.base = replace(trial.base, embedded=False)
-    if subnet is not None:
+
+    def __init__(self, store: SubnetStore, isolated: bool) -> None:
+        gone = [s.number for s in store.subnets.values() if isolated or s.isolated]
+        self.ground = without(store, gone)
+        if self.ground.base is not None:  # embedded or not, it is the same for all
+            self.ground.base = replace(self.ground.base, embedded=False)
+        self.file_bytes = encode(self.ground).ledger.file_bytes or 0
+
+    def added_bytes(self, subnet: Subnet) -> int:
+        """By how much the file grows with a further subnet."""
+        trial = copied(self.ground)
         trial.add_(subnet)
-    return encode(trial).ledger.file_bytes or 0
+        return (encode(trial).ledger.file_bytes or 0) - self.file_bytes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,26 @@ class Removal:
     used_by: tuple[str, ...]
     names: tuple[str, ...] = ()
     exact: bool = False
+
+
+def without(store: SubnetStore, numbers: Collection[int]) -> SubnetStore:
+    """A copy of the store without the tasks of these numbers; the store itself stays as it is."""
+    out = copied(store)
+    if numbers:
+        remove_(out, numbers)
+        out._forget()
+    return out
+
+
+def copied(store: SubnetStore) -> SubnetStore:
+    """A copy of the store, to which tasks can be added, or taken away from it, by itself.
+
+    What was decoded or written of the store's entries is known to the copy too.
+    """
+    out = copy.copy(store)
+    out.subnets, out.nameless = dict(store.subnets), dict(store.nameless)
+    out.banks = [copy.copy(bank) for bank in store.banks]
+    return out
 
 
 def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:

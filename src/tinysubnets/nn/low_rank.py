@@ -113,12 +113,12 @@ def has_factors(shape: tuple[int, ...], rank: int) -> bool:
 
 
 class LowRankModule(MagnitudeModule):
-    """One task in training as a difference of low rank to a reference.
+    """One task in training over a frozen base as a difference of low rank to a reference.
 
     - `start`: what training begins with; it has no values of its own.
     - `reference`: the weights [N] that the product is added to.
     - `factors`: those of training's begin [F], and where they stand.
-    - `own_params`: as for `MagnitudeModule`.
+    - `own_params`: the names of the task-specific parameters that the task has for itself.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class LowRankModule(MagnitudeModule):
         start: InitialState,
         reference: Tensor,
         factors: tuple[Factors, Tensor],
-        own_params: Collection[str] | None = None,
+        own_params: Collection[str],
     ) -> None:
         nothing = InitialState(start.scores, torch.zeros(layout.num_weights), start.task_params)
         super().__init__(
             architecture, layout, nothing, reference, MagnitudePruning(0.0), own_params
         )
-        self.mode = "train" if own_params is None else "frozen"
+        self.mode = "frozen"
         self.places = factors[0]
         self.factors = nn.Parameter(factors[1].clone())
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 
 from tinysubnets.nn.architecture import Architecture, Mode
@@ -110,6 +111,8 @@ class _Linear(nn.Module):
         if weight.layout is torch.strided:
             outputs: Tensor = layer(x)
             return outputs
+        if not x.sum().isfinite():  # a weight of 0 makes NaN of infinity, and a sparse one nothing
+            return functional.linear(x, weight.to_dense(), bias)
         output = (weight @ x.flatten(0, -2).t()).t()
         output = (output if bias is None else output + bias).contiguous()
         return output.unflatten(0, x.shape[:-1])
