@@ -20,7 +20,7 @@ from test_base import TRAINING, base_of, data, learner, pretrained
 from test_ladder import climb, far
 from tinysubnets.errors import DamageError, SettingError
 from tinysubnets.format import ModelFile, check, limits
-from tinysubnets.format.header import manifest_of
+from tinysubnets.format.header import Manifest, manifest_of
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
 from tinysubnets.model.store import SubnetStore
@@ -210,16 +210,24 @@ def test_a_matrix_that_gets_no_gradient_has_factors_of_zeros(tmp_path: Path) -> 
 
 
 def test_products_are_counted_before_any_is_made(tmp_path: Path) -> None:
+    """In a chain of eight each entry once; and what refers to one of them, not at all."""
     file = learned().save(tmp_path / "model")
     with ModelFile(file) as opened:
         real = manifest_of(opened.config, opened.file_bytes, opened.text_bytes)
     large = Layout([TensorSpec("matrix", (2000, 2000))])
-    first = replace(real.tasks[0], rank=64, number=0)
-    chain = [first, *(replace(first, number=n, reference=n - 1) for n in range(1, 17))]
-    alone = replace(real, layout=large, tasks=(first,))
-    limits.check_budget(alone, 65_000)
-    with pytest.raises(DamageError, match="in a file of 65000"):
-        limits.check_budget(replace(alone, tasks=tuple(chain)), 65_000)
+
+    def chain(rank: int, reuses: int = 0) -> Manifest:
+        first = replace(real.tasks[0], rank=rank, number=0)
+        tasks = [first, *(replace(first, number=n, reference=n - 1) for n in range(1, 8))]
+        empty = replace(first, rank=0, is_empty=True, reference=7)
+        tasks += [replace(empty, number=8 + n) for n in range(reuses)]
+        return replace(real, layout=large, tasks=tuple(tasks))
+
+    limits.check_budget(chain(rank=1), 8_000)
+    limits.check_budget(replace(chain(rank=64), tasks=chain(rank=64).tasks[:1]), 8_000)
+    with pytest.raises(DamageError, match=f"from {8 * 65 * 2000**2} numbers in a file of 8000"):
+        limits.check_budget(chain(rank=64), 8_000)
+    limits.check_budget(chain(rank=64, reuses=300), 20_000)
 
 
 def test_products_that_overflow_are_found(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Readers of forged files: errors of ours, at most four times the decoded model and 64 MB.
 
-And time that grows no faster than the file: by counted calls, and by the processor.
+And time that grows no faster than the file: by counted calls, and by the processor. What is refused
+is refused when it is saved: every model that is saved can be read.
 """
 
 from __future__ import annotations
@@ -10,20 +11,43 @@ import os
 import subprocess
 import sys
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import forgeries
 import models
 from forge import forged
 from quick import mostly_slow
 from reading import READERS, SPARE
-from tinysubnets.errors import TinySubNetsError
+from tinysubnets import networks
+from tinysubnets.errors import ArtifactError, DamageError, TinySubNetsError
+from tinysubnets.format import check as verify
+from tinysubnets.format import inspect
+from tinysubnets.format.backup import undo
+from tinysubnets.model.bank import Base
+from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import (
+    BASE,
+    NO_BANK,
+    CodebookTensor,
+    PackedMask,
+    Subnet,
+    code,
+)
+from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.low_rank import Factors
+from tinysubnets.tasks.normalization import Normalization
 
 HERE = Path(__file__).parent
 SECONDS = 30  # of the processor, for a reading that takes at most some
@@ -172,3 +196,166 @@ def test_a_file_that_is_ten_times_as_large_does_not_take_a_hundred_times_as_long
     small, large = files_of(name, (1, 10), tmp_path)
     for reader in ("load", "one task", "inspect", "verify", "resume"):
         assert seconds(large, reader) <= 40 * seconds(small, reader) + 0.2, reader
+
+
+# Models that are cheap in bytes and large in weights, and nothing but what may be learned.
+
+
+def net_of(width: int, layers: int, features: int = 16) -> nn.Module:
+    """Wide layers, and a head of few features, which takes next to no bytes."""
+    sizes = [*[width] * (layers + 1), features]
+    net = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)))
+    net.add_module("fc", nn.Linear(features, 2))
+    return net
+
+
+def over(net: nn.Module, **rest: Any) -> SubnetStore:
+    """A store without tasks over a network as a base, which no file of it holds."""
+    architecture = Architecture(net, base="frozen", **rest)
+    return SubnetStore(architecture, settings={"method": "tsn"}, seed=0, base=Base.of(architecture))
+
+
+def add(store: SubnetStore, reference: int = BASE, *, rank: int = 0, kept: int = 0) -> int:
+    """Add a task, with factors or so many weights of its own where told; returns its number."""
+    rng, layout = torch.Generator().manual_seed(store.next_number), store.layout
+    mask = torch.zeros(layout.num_blocks, dtype=torch.bool)
+    mask[torch.randint(layout.num_blocks, (kept,), generator=rng)] = True
+    sizes = [int(mask[i:j].count_nonzero()) for i, j in layout.segments]
+    sizes = list(Factors(layout, rank).sizes.values()) if rank else sizes
+    shapes = store.architecture.task_param_shapes(2)
+    head = {n: prod(shape) for n, shape in shapes.items() if n.startswith("fc.")}
+    number = store.next_number
+    store.add_(
+        Subnet(
+            f"t{number}",
+            (0, 1),
+            Normalization(),
+            NO_BANK,
+            PackedMask.of(mask) if kept else PackedMask.none(layout.num_blocks),
+            2,
+            tuple(code(torch.randn(n, generator=rng), 2) if n else NOTHING for n in sizes),
+            {n: code(torch.randn(size, generator=rng), 4) for n, size in head.items()},
+            shapes,
+            reference=reference,
+            adds_to_base=True,
+            rank=rank,
+        )
+    )
+    return number
+
+
+NOTHING = CodebookTensor(torch.zeros(0))
+
+
+def reused(rank: int, times: int) -> Callable[[SubnetStore], None]:
+    """One task of low rank, and many that have its weights."""
+
+    def fill(store: SubnetStore) -> None:
+        first = add(store, rank=rank)
+        for _ in range(times):
+            add(store, first)
+
+    return fill
+
+
+def sparse(store: SubnetStore) -> None:
+    """Tasks that change one weight of ten thousand, and others that have their weights."""
+    for _ in range(6):
+        number = add(store, kept=store.layout.num_weights // 10_000)
+        add(store, number)
+
+
+def chained(store: SubnetStore) -> None:
+    """Tasks that each add a product to the one before, with others between that add nothing."""
+    for start in (BASE, 0):
+        reference = start
+        for place in range(15):
+            reference = add(store, reference, rank=place % 2)
+            add(store, reference)
+
+
+def heads_alone(store: SubnetStore) -> None:
+    """Tasks that are the base with a head of their own."""
+    for _ in range(100):
+        add(store)
+
+
+@pytest.mark.parametrize(
+    ("fill", "width", "layers"),
+    [
+        (reused(rank=4, times=40), 1024, 3),
+        (reused(rank=1, times=300), 400, 2),
+        (sparse, 2600, 1),
+        (chained, 1500, 1),
+        (heads_alone, 2500, 1),
+    ],
+    ids=["reuses", "many reuses", "sparse", "chains", "heads alone"],
+)
+def test_what_is_saved_is_read_however_few_bytes_it_has(
+    fill: Callable[[SubnetStore], None], width: int, layers: int, tmp_path: Path
+) -> None:
+    net = net_of(width, layers)
+    store = over(net)
+    add(store)
+    store.save(tmp_path)
+    fill(store)
+    store.save(tmp_path, with_backup=True)
+    again = SubnetStore.load(tmp_path, net)
+    last = store.tasks[-1]
+    assert again.tasks == store.tasks and again.digest(last) == store.digest(last)
+    assert SubnetStore.load(tmp_path, net, task=last).digest(last) == store.digest(last)
+    assert verify(tmp_path, net).num_tasks == len(inspect(tmp_path)["tasks"]) == len(store.tasks)
+    assert undo(tmp_path).back == () and SubnetStore.load(tmp_path, net).tasks == ("t0",)
+
+
+def test_a_rebuilt_network_may_be_as_large_as_its_base(tmp_path: Path) -> None:
+    """Its shared weights are the user's to give; until then they take no memory."""
+    settings = {"in_features": 6, "hidden": [4200, 4200], "classes": 2}
+    net = networks.build("mlp", **settings)
+    store = over(net, rebuild={"network": "mlp", "settings": settings, "head": "fc"})
+    add(store)
+    store.save(tmp_path)
+    assert SubnetStore.load(tmp_path).needs_base()
+    again = SubnetStore.load(tmp_path, base=net)
+    assert again.digest("t0") == store.digest("t0")
+
+
+def test_nothing_is_replaced_by_what_no_reader_accepts(tmp_path: Path) -> None:
+    """Masks of one weight in millions: each is read as a byte for every weight."""
+    net = net_of(3600, 1)
+    store = over(net)
+    add(store, kept=1)
+    before = store.save(tmp_path).read_bytes()
+    add(store, kept=1)
+    files = sorted(tmp_path.iterdir())
+    with pytest.raises(ArtifactError, match="nothing was saved, because no reader"):
+        store.save(tmp_path, with_backup=True)
+    assert sorted(tmp_path.iterdir()) == files
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert SubnetStore.load(tmp_path, net).tasks == ("t0",)
+    store.remove("t1")
+    store.save(tmp_path)
+
+
+def test_weights_under_masks_of_no_bank_are_counted_as_they_are_read(tmp_path: Path) -> None:
+    """A mask that holds all weights is a few bytes, and a forged stream of their codes not many."""
+    store = over(net_of(2000, 1))
+    add(store, kept=1)
+    mask = PackedMask.of(torch.ones(store.layout.num_blocks, dtype=torch.bool))
+    zeros, values = torch.zeros(store.layout.num_weights, dtype=torch.uint8), torch.arange(2.0)
+    own = tuple(CodebookTensor(values, zeros[i:j], 1) for i, j in store.layout.segments)
+    like = store.subnet("t0")
+    store.add_(replace(like, name="all", packed_mask=mask, own=own, coded_mask=None))
+    good = store.save(tmp_path)
+    assert read(good, "inspect") == "read"
+
+    def repeat(_: dict[str, Any], sections: dict[str, list[bytes]]) -> None:
+        codes = sections["codes"][1]
+        coder = zlib.compressobj(9, zlib.DEFLATED, -15)
+        symbols = zlib.decompress(codes[1:], -15)
+        sections["codes"][1] = codes[:1] + coder.compress(symbols) + coder.flush()
+
+    bad = forged(good, repeat, tmp_path / "bad.safetensors")
+    assert 20 * bad.stat().st_size < good.stat().st_size
+    with pytest.raises(DamageError, match=r"'all'.*tensors of"):
+        inspect(bad)

@@ -61,6 +61,7 @@ def save(
         )
     target = _made(Path(folder))
     encoded = encode(store)
+    encoded.check_readable()
     identity = _identity_of(encoded.parts[0])
     path = target / FILE_NAME
     with lock(target / ".lock", wait=True):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from tinysubnets.coding.bits import pack_mask, unpack_mask
 from tinysubnets.coding.byte_io import Reader, Writer, varint_bytes
 from tinysubnets.errors import ArtifactError, DamageError, TaskError, unknown
+from tinysubnets.format import limits
 from tinysubnets.format.container import (
     COMMON,
     HASH_BYTES,
@@ -29,8 +31,10 @@ from tinysubnets.format.container import (
     ModelFile,
     Sections,
     assemble,
+    canonical,
     check_front,
     index_of,
+    parse,
 )
 from tinysubnets.format.header import (
     Manifest,
@@ -104,18 +108,41 @@ LEDGER_LINES = {"private": "task_params"}
 
 @dataclass(frozen=True)
 class Encoded:
-    """A store as bytes: the parts of its file, in order, and the ledger of what each takes."""
+    """A store as bytes: the parts of its file, in order, and the ledger of what each takes.
+
+    - `config`: what the file says of itself.
+    - `own_weights`: how many weights stand under masks of no bank.
+    """
 
     parts: list[bytes]
     ledger: Ledger
+    config: Mapping[str, Any]
+    own_weights: int
+
+    def check_readable(self) -> None:
+        """Refuse what readers would refuse, before it takes the place of what they can read."""
+        text, file_bytes = canonical(self.config), sum(map(len, self.parts))
+        try:
+            config = parse(text, "config")
+            limits.check_task_tables(config["tasks"], VERSION)
+            manifest = manifest_of(config, file_bytes, len(text.encode()))
+            most = limits.most_own_weights(manifest, file_bytes)
+            limits.check_own_weights(self.own_weights, most, file_bytes)
+        except DamageError as error:
+            raise ArtifactError(
+                f"nothing was saved, because no reader would accept this model: {error} Remove "
+                "tasks from it, and learn further ones in a model of their own."
+            ) from None
 
 
 def encode(store: SubnetStore) -> Encoded:
     """The file of a store, and its ledger to the byte."""
     sections = sections_of(store)
-    parts = assemble(config_of(store), sections, len(sections["masks"]))
+    config = config_of(store)
+    parts = assemble(config, sections, len(sections["masks"]))
     check_front(parts[1])
-    return Encoded(parts, _ledger(store, sections, parts))
+    own = sum(s.num_new for s in store.entries() if s.bank == NO_BANK and s.has_mask)
+    return Encoded(parts, _ledger(store, sections, parts), config, own)
 
 
 def sections_of(store: SubnetStore) -> Sections:
@@ -442,9 +469,14 @@ class _Walk:
         self.subnets: dict[str, Subnet] = {}
         self.nameless: dict[int, Subnet] = {}
         self.num_by_matrix = 0
+        self.num_own = 0  # weights under masks of no bank
         self._names = {t.number: t.name for t in manifest.tasks if t.name}
         # Task-specific parameters by number, which those of later tasks may be coded against.
         self._task_params: dict[int, dict[str, CodebookTensor]] = {}
+
+    @cached_property
+    def _most_own(self) -> int:
+        return limits.most_own_weights(self.manifest, self.file.file_bytes)
 
     def entry(self, place: int) -> None:
         """Read an entry's mask and own weights; its task-specific parts where it is wanted."""
@@ -530,6 +562,9 @@ class _Walk:
     ) -> tuple[CodebookTensor, ...]:
         """The task's own weights, which go to their places in the bank."""
         new = bank.new_weights(packed)
+        if entry.bank == NO_BANK:
+            self.num_own += len(new)
+            limits.check_own_weights(self.num_own, self._most_own, self.file.file_bytes)
         counts = self._none_new
         if entry.one_codebook or len(new):
             ends = np.searchsorted(new, self._stops) if not entry.one_codebook else [len(new)]

@@ -1,9 +1,13 @@
-"""What a reader grants a file: memory in proportion to its size, and errors of ours beyond that.
+"""What a reader grants a file: memory and time in proportion to its size, and errors beyond that.
 
-Both are looked at before memory is taken. The decoded size counts everything that reading makes:
+Both are looked at before they are taken. The decoded size counts everything that reading makes:
 banks, masks, task-specific parameters with the class width of their head, labels, and the Python
 objects around them. So a reader takes at most four times the decoded size, plus 64 MB, and its time
 is linear in the file.
+
+Putting a task's weights together is no part of reading: it is done for a task when it is used. What
+it goes through is counted once for each entry that has weights, however many tasks use them again:
+such a task has next to no bytes, and a model of many of them has to be read all the same.
 """
 
 from __future__ import annotations
@@ -23,12 +27,17 @@ if TYPE_CHECKING:
 
 BYTES_PER_BYTE = 8192  # decoded bytes for each byte of the file …
 SPARE_BYTES = 1 << 24  # … and so many more for the smallest files
+# Numbers gone through to put weights together, for each byte of the file: a thousand million take
+# about a second. Factors of rank 1 in two bits for a matrix of 16,000 rows and columns need these.
+WORK_PER_BYTE = 1 << 16
+SPARE_WORK = 1 << 30
 NETWORK_BYTES = 1 << 26  # of a network that is rebuilt: a file without tasks is short
 TENSOR_BYTES = 1 << 10  # what Python and torch keep of a tensor beside its values, generously
 TASK_BYTES = 1 << 12  # the same for a task: its subnet, its entry in the config and in the index
 SPARE_VALUES = 1 << 18  # values in JSON text, beside one for every four bytes of it
 LEAST_KEYS = 3  # of a task in the config; real ones have a name, classes, a bank and bits
 LEAST_KEYS_OF_WEIGHTS = 2  # of an entry without a name: bits, and a bank or a reference
+OWN_BYTES = 4  # of a weight under a mask of no bank
 BANK_BYTES = 1 << 11  # what Python and torch keep of a bank, and what is said of it
 TEXT_PER_BYTE = 32  # of the config, for each byte of its stream …
 SPARE_TEXT = 1 << 20  # … and so much more for the shortest ones
@@ -46,7 +55,16 @@ def max_config_bytes(stream_bytes: int) -> int:
 
 
 def decoded_bytes(manifest: Manifest) -> int:
-    """What a model takes once it is decoded, from its config alone."""
+    """The most that a model may take once it is decoded, from its config alone."""
+    without_bank = sum(t.has_mask and t.bank == NO_BANK for t in manifest.tasks)
+    return _known_bytes(manifest) + OWN_BYTES * manifest.layout.num_weights * without_bank
+
+
+def _known_bytes(manifest: Manifest) -> int:
+    """The same without the weights under masks of no bank, which only the masks tell the number of.
+
+    All that such a mask holds is its own: of a large network mostly next to nothing.
+    """
     layout = manifest.layout
     # A bank has its values, the owned set, and once more each value in the codes of its owner.
     # One that no entry is in shares the same zeros with all others.
@@ -62,8 +80,6 @@ def decoded_bytes(manifest: Manifest) -> int:
             need += 4 * num_factors(task.rank) + 2 * TENSOR_BYTES * len(layout.shared)
         elif not task.is_empty:
             need += layout.num_blocks // 8
-            if task.bank == NO_BANK:  # all that its mask holds is its own
-                need += 4 * layout.num_weights
         if task.name:
             need += 4 * (fixed + per_class * task.num_outputs)
             need += TENSOR_BYTES * len(manifest.task_params) + 8 * task.channels
@@ -82,22 +98,50 @@ def decoded_bytes(manifest: Manifest) -> int:
 
 
 def check_budget(manifest: Manifest, file_bytes: int) -> None:
-    """Refuse a file whose tensors would take memory out of all proportion to its size.
+    """Refuse a file whose tensors would take memory or time out of all proportion to its size.
 
     Every value of a bank that a task owns takes two bits or more in the file, so a real model is
     far below this; a forged one of some kilobytes can claim some ten megabytes at most.
     """
+    need, most = _read_bytes(manifest), most_bytes(file_bytes)
+    if need > most:
+        raise _too_much(need, most, file_bytes)
+    work, most = _work(manifest), WORK_PER_BYTE * file_bytes + SPARE_WORK
+    if work > most:
+        raise DamageError(
+            f"config: weights that are put together from {work} numbers in a file of {file_bytes} "
+            f"bytes; at most {most} are accepted for a file of that size."
+        )
+
+
+def most_own_weights(manifest: Manifest, file_bytes: int) -> int:
+    """How many weights all entries without a bank may have, beside what the config tells of."""
+    return max(0, most_bytes(file_bytes) - _read_bytes(manifest)) // OWN_BYTES
+
+
+def check_own_weights(count: int, most: int, file_bytes: int) -> None:
+    """Refuse so many weights under masks of no bank.
+
+    - `most`: see `most_own_weights`.
+    """
+    if count > most:
+        raise _too_much(OWN_BYTES * count, OWN_BYTES * most, file_bytes)
+
+
+def _too_much(need: int, most: int, file_bytes: int) -> DamageError:
+    return DamageError(
+        f"config: tensors of {need} bytes in a file of {file_bytes}; at most {most} are accepted "
+        "for a file of that size."
+    )
+
+
+def _read_bytes(manifest: Manifest) -> int:
+    """What is decoded as far as the config tells, and what is looked at on the way."""
     # Masks are kept packed, yet each is read as a byte per block: that bounds the time. So is
     # every bank looked at, also one that is empty.
     masks = sum(t.has_mask for t in manifest.tasks)
     read = (masks + manifest.num_banks) * manifest.layout.num_blocks
-    read += sum(_gone_through(manifest))
-    need, most = decoded_bytes(manifest) + read, most_bytes(file_bytes)
-    if need > most:
-        raise DamageError(
-            f"config: tensors of {need} bytes in a file of {file_bytes}; at most {most} are "
-            "accepted for a file of that size."
-        )
+    return _known_bytes(manifest) + read
 
 
 def _holds_weights(manifest: Manifest) -> bool:
@@ -108,31 +152,28 @@ def _holds_weights(manifest: Manifest) -> bool:
     return manifest.base is None or 4 * manifest.layout.num_weights <= manifest.file_bytes
 
 
-def _gone_through(manifest: Manifest) -> Iterator[int]:
-    """For each task that refers to something the numbers that decoding it goes through.
+def _work(manifest: Manifest) -> int:
+    """The numbers that all entries go through which add weights of their own to others.
 
-    Every entry behind it that has weights, its own too, goes through all weights of the network,
-    and one of low rank through the products of its factors. Over a base of the user's own a task
-    that adds nothing is free: how large that base is, is not the file's to say.
+    Each goes through all weights of the network, and one of low rank through the products of its
+    factors. This bounds what any one task takes, whose weights are a sum of some of these. A task
+    that adds nothing has the weights that it refers to, and is not counted.
     """
     layout = manifest.layout
-    size = lru_cache(lambda rank: rank * sum(r * c for _, r, c in Factors(layout, rank).places))
-    least = layout.num_weights if _holds_weights(manifest) else 0
-    behind: dict[int, int] = {}  # by the number of an entry
-    for task in manifest.tasks:
-        own = 0 if task.is_empty else layout.num_weights + (size(task.rank) if task.rank else 0)
-        before = 0 if task.reference is None else behind.get(task.reference, 0)
-        behind[task.number] = own + before
-        if task.name and task.reference is not None:
-            yield max(least, behind[task.number])
+    products = lru_cache(lambda rank: rank * sum(r * c for _, r, c in Factors(layout, rank).places))
+    adding = [t for t in manifest.tasks if t.reference is not None and not t.is_empty]
+    return sum(layout.num_weights + (products(t.rank) if t.rank else 0) for t in adding)
 
 
 def check_network(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest) -> None:
     """Refuse a network, rebuilt by name, that is larger than its file can be meant for.
 
     Its shapes are those on record but for the width of the head, which every task has its own of.
+    Shared weights of a base that is not in the file are the user's, and take no memory before they
+    are given.
     """
-    need = 4 * sum(math.prod(s) for s in shapes.values())
+    given = set() if _holds_weights(manifest) else {s.name for s in manifest.layout.shared}
+    need = 4 * sum(math.prod(s) for n, s in shapes.items() if n not in given)
     head = 4 * sum(math.prod(s) for n, s in shapes.items() if n in manifest.outputs)
     most = most_bytes(manifest.file_bytes)
     if head > most or need > max(NETWORK_BYTES, most):
