@@ -49,6 +49,35 @@ def test_other_names_are_learned_and_saved(name: str, tmp_path: Path) -> None:
     assert name in models.SubnetStore.load(tmp_path).tasks
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        " ",
+        "\u202e",
+        "\ufeff",
+        "task 0\u200b",
+        "\u2028",
+        "\u00ad",
+        "\u3164",
+        "\u0301",
+        "\u200d",
+        "a\u202eb",
+    ],
+)
+def test_names_that_could_be_taken_for_others_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="nobody sees"):
+        task(name)
+    store = models.store(tasks=1)
+    with pytest.raises(TaskError, match="nobody sees"):
+        store.rename("task 0", name)
+    models.add_task(store, 1, name=name)  # as a file may have it
+    store.save(tmp_path)
+    store = models.SubnetStore.load(tmp_path)
+    assert name in store.tasks
+    store.rename(name, "seen")
+    assert store.tasks == ("task 0", "seen")
+
+
 @pytest.mark.parametrize("label", ["half \ud800", "x" * 1001])
 def test_labels_that_cannot_be_kept_are_refused(label: str) -> None:
     with pytest.raises(TaskError, match="a label"):
