@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,24 @@ def test_corrupt_parquet_is_named(tmp_path: Path, damage: str) -> None:
     file.write_bytes(broken[damage])
     with pytest.raises(DataError, match=r"train-00000-of-00001\.parquet"):
         load_here("mnist", tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("is_parquet", [False, True])
+def test_a_pipe_among_the_files_is_named(tmp_path: Path, is_parquet: bool) -> None:
+    """Whoever opened it would wait for its other end."""
+    mnist_like(tmp_path)
+    (pipe,) = tmp_path.rglob("*.parquet")
+    if is_parquet:
+        pipe.unlink()
+    else:
+        pipe = tmp_path / "images" / "a" / "1.png"
+        pipe.parent.mkdir(parents=True)
+        pipe.with_name("0.png").write_bytes(encode(pixels(1, (8, 8))[0]))
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="not a plain file") as caught:
+        load_here("mnist" if is_parquet else str(tmp_path / "images"), tmp_path)
+    assert str(pipe) in str(caught.value)
 
 
 def test_wrong_columns_and_labels_are_named(tmp_path: Path) -> None:

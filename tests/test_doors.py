@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import models
+from data_files import encode, pixels
 from tinysubnets.cli import main
 from tinysubnets.errors import RunError, TaskError
 from tinysubnets.experiments.results import read_run
@@ -47,6 +50,35 @@ def test_other_names_are_learned_and_saved(name: str, tmp_path: Path) -> None:
     models.add_task(store, 3)  # whose record names its nearest
     store.save(tmp_path)
     assert name in models.SubnetStore.load(tmp_path).tasks
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        " ",
+        "\u202e",
+        "\ufeff",
+        "task 0\u200b",
+        "\u2028",
+        "\u00ad",
+        "\u3164",
+        "\u0301",
+        "\u200d",
+        "a\u202eb",
+    ],
+)
+def test_names_that_could_be_taken_for_others_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="nobody sees"):
+        task(name)
+    store = models.store(tasks=1)
+    with pytest.raises(TaskError, match="nobody sees"):
+        store.rename("task 0", name)
+    models.add_task(store, 1, name=name)  # as a file may have it
+    store.save(tmp_path)
+    store = models.SubnetStore.load(tmp_path)
+    assert name in store.tasks
+    store.rename(name, "seen")
+    assert store.tasks == ("task 0", "seen")
 
 
 @pytest.mark.parametrize("label", ["half \ud800", "x" * 1001])
@@ -221,3 +253,81 @@ def test_resume_asks_on_a_terminal_before_it_imports(
     said = told(b"Yes\n")
     assert question in said and "tsn resume --trust" not in said
     assert ran.exists()
+
+
+# Pipes, for whose other end nobody waits
+
+
+BASE = ["--data", "good", "--base", "small-cnn", "--weights"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "PIPE.toml"],
+        ["resume", "folder"],
+        ["report", "folder"],
+        ["predict", "model", "--task", "one", "folder/a/1.png"],
+        ["predict", "model", "--task", "one", "folder"],
+        ["predict", "model", "--task", "one", "PIPE.npz"],
+        ["evaluate", "model", "--task", "one", "--data", "folder"],
+        ["evaluate", "model", "--task", "one", "--data", "PIPE.npz"],
+        ["learn", "model", "--task", "two", "--data", "folder"],
+        ["learn", "model", "--task", "two", "--data", "PIPE.npz"],
+        ["learn", "new", "--task", "two", *BASE, "PIPE.pth"],
+        ["learn", "new", "--task", "two", *BASE, "PIPE.safetensors"],
+    ],
+    ids=" ".join,
+)
+def test_a_pipe_among_inputs_is_an_error(
+    words: list[str],
+    is_link: bool,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(pictures, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    folder = {"resume": "folder/config.toml", "report": "folder/result.json"}
+    for name in ("folder/a/1.png", folder.get(words[0]), words[-1]):
+        if name and "." in name and not os.path.lexists(name):
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).symlink_to(Path("pipe").absolute()) if is_link else os.mkfifo(name)
+    with ended_after(60):
+        assert main(words) == 2
+    assert "not a plain file" in capsys.readouterr().err
+
+
+@contextmanager
+def ended_after(seconds: int) -> Iterator[None]:
+    """What takes longer, such as waiting for ever, is an error."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of the task "one", learned from pictures, and these."""
+    place = tmp_path_factory.mktemp("pictures")
+    for name in "ab":
+        (place / "good" / name).mkdir(parents=True)
+        for i in range(30):
+            shown = pixels(1, (8, 8), seed=i)[0] // 2 + 100 * (name == "b")
+            (place / "good" / name / f"{i}.png").write_bytes(encode(shown, "PNG"))
+    (place / "mine.toml").write_text('[tasks.one]\ndata = "good"\n[training]\nepochs = 1\n')
+    words = ["run", str(place / "mine.toml"), "--out", str(place / "model"), "--device", "cpu"]
+    assert main([*words, "--no-report"]) == 0
+    return place

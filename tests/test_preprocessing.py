@@ -424,5 +424,5 @@ def test_pictures_are_brought_to_no_size_that_a_file_may_not_tell(tmp_path: Path
         Preprocessing.from_dict(large | CONSTANT)
     assert Preprocessing.from_dict({"mode": "RGB", "height": 2364, "width": 2364} | CONSTANT)
     write(tmp_path / "few", count=2)
-    with pytest.raises(SettingError, match="size=2365.*at most 2,364 pixels"):
+    with pytest.raises(SettingError, match=r"size=2365.*at most 2,364 pixels"):
         Task.from_folder("few", tmp_path / "few", size=2365)

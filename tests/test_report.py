@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import random
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Iterator
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +24,12 @@ import models
 from quick import mostly_slow
 from test_text import OBEYED
 from tiny_runs import make_run
+from tinysubnets.cli import main
 from tinysubnets.errors import RunError
 from tinysubnets.experiments.compare import summary as compare_summary
 from tinysubnets.experiments.progress import summary as run_summary
-from tinysubnets.experiments.results import Run, changes, find_runs, grouped, read_run
+from tinysubnets.experiments.published import read_file
+from tinysubnets.experiments.results import NEEDED, Run, changes, find_runs, grouped, read_run
 from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.report import write_report
 from tinysubnets.report.figures import per_task, references
@@ -604,3 +610,136 @@ def test_a_matrix_with_unmeasured_cells_says_so(runs: Path, tmp_path: Path) -> N
     assert "forgetting not measured" in text and "--matrix last" in text
     table = compare_summary(tmp_path, ["tsn"])
     assert "--matrix last" in table and "–" in table
+
+
+# Results that are damaged, or forged
+
+
+ODD = (None, True, -1, 3, 1.5, 10**30, math.nan, "", "../x", "\ud800", [], [0.5], ["a"], {"a": 1})
+SEEN_BEFORE = (  # each was an error of Python's own
+    (("divergence", "threshold"), None),
+    (("metrics", "backward_transfer"), {"a": 1}),
+    (("tasks", 1, "final_accuracy"), []),
+    (("tasks", 1, "rungs"), [0.5]),
+    (("tasks", 1, "rungs"), [{"name": "a", "gain": None}, {}]),
+    (("ledger", "tasks", "permutation-1", "codes"), 10**30),
+    (("without_task", "confidence", "edges", 2), "a"),
+    (("without_task", "confidence", "wrong"), ["a"]),
+    (("divergence", "matrix"), [[1.0, 2.0]]),
+    (("accuracy_matrix",), []),
+    (("environment",), [[]]),
+    (("measured_on",), 3),
+    (("notes",), 3),
+    (("matrix",), "some"),
+    (("settings", "data"), [3]),
+    (("seconds",), math.inf),
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of everything in plain data."""
+    if path:
+        yield path
+    entries = dict(enumerate(value)) if isinstance(value, list) else value
+    for key, entry in entries.items() if isinstance(entries, dict) else ():
+        yield from places(entry, (*path, key))
+
+
+def changed(result: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """A copy of plain data with another value at a path; without it where that is Ellipsis."""
+    whole = holder = copy.deepcopy(result)
+    for key in path[:-1]:
+        holder = holder[key]
+    if value is ...:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return whole
+
+
+def reported(folder: Path, result: dict[str, Any]) -> int:
+    """What `tsn report` makes of a result: its exit status."""
+    (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    return main(["report", str(folder)])
+
+
+def test_damaged_results_have_a_page_or_an_error_that_names_the_place(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, drawn = read_run(runs / "tsn" / "seed-0").result, random.Random(0)
+    groups: dict[str, list[tuple[Any, ...]]] = {}
+    for path in places(result):
+        groups.setdefault(path[0], []).append(path)
+    mutants = list(SEEN_BEFORE)
+    for _ in range(40):
+        path = drawn.choice(groups[drawn.choice(list(groups))])
+        mutants.append((path, drawn.choice((..., *ODD))))
+    for path, value in mutants:
+        status, said = reported(tmp_path, changed(result, path, value)), capsys.readouterr().err
+        assert status in (0, 2), (path, value)
+        if status:
+            assert said.startswith(f"tsn: {tmp_path / 'result.json'}"), (path, value)
+            assert str(path[0]) in said, (path, value)
+
+
+def test_an_error_about_a_result_names_the_value(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    assert reported(tmp_path, changed(result, ("tasks", 1, "rungs"), [0.5])) == 2
+    assert "tasks[1].rungs[0] is 0.5, and should be a table" in capsys.readouterr().err
+    assert reported(tmp_path, changed(result, ("tasks", 2, "name"), ...)) == 2
+    assert "tasks[2].name is not there, and should be text" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").write_text('{"task": "permutation-0", "epoch": "1"}')
+    assert reported(tmp_path, result) == 2
+    assert "metrics.jsonl is damaged in line 1: epoch is '1'" in capsys.readouterr().err
+
+
+def test_results_that_lack_what_is_new_have_a_page(runs: Path, tmp_path: Path) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    assert reported(tmp_path, {k: result[k] for k in NEEDED}) == 0
+
+
+def test_all_published_results_are_read() -> None:
+    files = sorted((Path(__file__).parent.parent / "results").glob("*/**/*.json"))
+    assert len(files) > 200
+    for file in files:
+        read_file(file)
+
+
+def test_no_name_in_a_result_leads_out_of_the_folder_of_pictures(
+    runs: Path, tmp_path: Path
+) -> None:
+    result = read_run(runs / "tsn" / "seed-0").result
+    for i, name in enumerate(("../../../out", "x" * 400, "a\0b", "\ud800")):
+        (tmp_path / "in" / str(i)).mkdir(parents=True)
+        text = json.dumps(result | {"scenario": name, "method": name})
+        (tmp_path / "in" / str(i) / "result.json").write_text(text, encoding="utf-8")
+    assert main(["report", str(tmp_path / "in")]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
+    assert {p.name for p in (tmp_path / "in").iterdir()} == {*"0123", "report.html", "pictures"}
+
+
+def test_no_report_calls_what_a_result_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even a function of a module that is imported already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "reported_network.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    made = nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.ReLU())\n"
+        "    made.add_module('fc', nn.Linear(20, 10))\n"
+        "    return made\n"
+    )
+    (tmp_path / "mine.toml").write_text(
+        'scenario = "permuted-digits"\n[network]\nname = "reported_network:net"\n'
+        "[data]\nnum_tasks = 1\n[training]\nepochs = 1\n"
+    )
+    assert main(["run", "mine.toml", "--out", "run", "--device", "cpu"]) == 0
+    assert read_run("run").store() is not None  # this process has called it before
+    result = read_run("run").result
+    network = {"name": "os:mkdir", "path": str(tmp_path / "made")}
+    assert reported(tmp_path / "run", changed(result, ("settings", "network"), network)) == 0
+    assert not (tmp_path / "made").exists()

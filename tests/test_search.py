@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -599,3 +600,42 @@ def test_no_trial_at_all_is_an_error(
     monkeypatch.setattr(search, "attempt", fails)
     assert main(options(tmp_path / "s")) == 2
     assert "no trial was completed; the last one failed: no luck" in capsys.readouterr().err
+
+
+# Studies that somebody else has written
+
+
+def spoilt(short: Path, folder: Path, statement: str) -> Path:
+    """A copy of a search whose study was changed by SQL."""
+    shutil.copytree(short, folder)
+    with closing(sqlite3.connect(folder / "study.db")) as database:
+        assert database.execute(statement).rowcount > 0
+        database.commit()
+    return folder
+
+
+SPOILT = {
+    "about is text": "update study_user_attributes set value_json = '\"a\"' where key = 'about'",
+    "about is a list": "update study_user_attributes set value_json = '[1]' where key = 'about'",
+    "about is no JSON": "update study_user_attributes set value_json = '{' where key = 'about'",
+    "one objective": "delete from study_directions where objective = 1",
+    "the other way": "update study_directions set direction = 'MINIMIZE'",
+    "steps are text": "update trial_user_attributes set value_json = '\"a\"' where key = 'steps'",
+    "a step is text": "update trial_user_attributes set value_json = '[\"a\"]' where key = 'steps'",
+    "no steps": "delete from trial_user_attributes where key = 'steps'",
+    "one value": "delete from trial_values where objective = 1",
+    "no settings": "delete from trial_params",
+    "odd settings": "update trial_params set distribution_json = '{}'",
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_studies_that_are_none_of_ours_are_refused(
+    kind: str, short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = spoilt(short, tmp_path / "search", SPOILT[kind])
+    assert main(options(folder, trials=NUM_FEW)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"tsn: {folder.resolve() / 'study.db'} cannot be the study of this search"
+    )

@@ -18,7 +18,7 @@ from tinysubnets.format.card import model_card
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.paper.render import Table, render
 from tinysubnets.report.drawing import Drawing
-from tinysubnets.text import for_latex, for_markdown, for_terminal
+from tinysubnets.text import for_latex, for_markdown, for_terminal, is_seen
 
 NASTY = "\x1b]0;owned\x07\x1b[31mred\u202e\x9b2J\r\n|<script>alert(1)</script>`*_[x](y)\\"
 OBEYED = re.compile(
@@ -111,3 +111,10 @@ def test_drawings_escape_names() -> None:
     drawing = Drawing(10, 10, NASTY)
     drawing.text(0, 0, NASTY)
     assert "<script>" not in drawing.svg()
+
+
+def test_what_a_reader_sees() -> None:
+    for text in ("task 0", "été", "日本語", "👩\u200d🔬", "a", "-", "e\u0301"):
+        assert is_seen(text)
+    for text in ("", " ", "\u3000", "\u200d", "\u3164", "a\u200b", "a\u202e", "\ufeff", "a\x1b"):
+        assert not is_seen(text)

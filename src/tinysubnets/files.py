@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -81,7 +82,7 @@ def read(path: Path) -> bytes:
         return file.read()
 
 
-def reading(path: Path) -> BinaryIO:
+def reading(path: Path) -> BufferedReader:
     """A file open for reading, through a link too; what is no plain file is an OSError."""
     return open(_regular(path, os.O_RDONLY | _BINARY, follow=True), "rb")
 

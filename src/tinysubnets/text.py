@@ -15,6 +15,8 @@ import unicodedata
 # half characters, line and paragraph separators. Joiners stay: scripts and emoji need them.
 _KINDS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _JOINERS = "\u200c\u200d"
+# Letters and a symbol without ink: fillers of Hangul, the empty pattern of Braille.
+_BLANKS = "\u115f\u1160\u3164\uffa0\u2800"
 _IN_MARKDOWN = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
 _ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _IN_LATEX = {
@@ -66,6 +68,18 @@ def for_markdown(text: str) -> str:
 def for_latex(text: str) -> str:
     """The text as it is, in LaTeX."""
     return "".join(_IN_LATEX.get(c, c) for c in for_terminal(text))
+
+
+def is_seen(text: str) -> bool:
+    """Whether a reader sees every character of a text: none is left out, some is no space.
+
+    Joiners count as seen: they change the shape of what is beside them.
+
+    >>> is_seen("task 0"), is_seen(" "), is_seen("task 0\\u200b")
+    (True, False, False)
+    """
+    marks = (c for c in text if c not in _BLANKS and c not in _JOINERS)
+    return for_terminal(text) == text and any(unicodedata.category(c)[0] in "LNPS" for c in marks)
 
 
 def _is_shown(character: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinysubnets.commands import processes
 from tinysubnets.errors import RunError, SettingError, TinySubNetsError
+from tinysubnets.files import read
 from tinysubnets.text import for_terminal
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _device(options: argparse.Namespace) -> str:
     if hasattr(options, "device"):
         return str(options.device)
     with contextlib.suppress(OSError, tomllib.TOMLDecodeError, KeyError, TypeError):
-        values = tomllib.loads((Path(options.folder) / "config.toml").read_text(encoding="utf-8"))
+        values = tomllib.loads(read(Path(options.folder) / "config.toml").decode("utf-8"))
         return str(values["run"]["device"])
     return "auto"  # the folder is on the machine of the first process
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tinysubnets.errors import DataError
-from tinysubnets.files import atomic_write, lock, remove_leftovers, replaced_folder
+from tinysubnets.files import atomic_write, lock, reading, remove_leftovers, replaced_folder
 
 CACHE_VARIABLE = "TINYSUBNETS_CACHE"
 # Part of every description: raise it when the same source would be decoded to other bytes.
@@ -168,7 +168,7 @@ def _stat(file: Path) -> tuple[int, int]:
 
 def _sha256(file: Path) -> str:
     try:
-        with open(file, "rb") as opened:
+        with reading(file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}.") from error

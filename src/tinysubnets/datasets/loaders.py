@@ -14,6 +14,7 @@ from tinysubnets.datasets import cache as cache_store
 from tinysubnets.datasets import catalog, hub
 from tinysubnets.datasets.images import SUFFIXES, fit, sniff
 from tinysubnets.errors import DataError, SettingError, unknown
+from tinysubnets.files import read, reading
 from tinysubnets.tasks.preprocessing import MAX_VALUES, Preprocessing
 
 TEST_FOLDERS = ("test", "validation", "valid", "val")
@@ -135,7 +136,7 @@ def load_npz(path: str | Path, split: str = "train", *, with_test: bool = True) 
     wanted = (f"{prefix}inputs", f"{prefix}labels")
     try:
         # Opened here, because np.load leaves a file open that turns out to be no archive.
-        with open(Path(path).expanduser(), "rb") as file:
+        with reading(Path(path).expanduser()) as file:
             arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
@@ -159,7 +160,7 @@ def load_npz(path: str | Path, split: str = "train", *, with_test: bool = True) 
 def has_test_arrays(path: str | Path) -> bool:
     """Whether an .npz file holds test data of its own."""
     try:
-        with open(Path(path).expanduser(), "rb") as file:
+        with reading(Path(path).expanduser()) as file:
             arrays = np.load(file, allow_pickle=False)
             return isinstance(arrays, np.lib.npyio.NpzFile) and "test_inputs" in arrays.files
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
@@ -309,7 +310,7 @@ def is_image(path: Path) -> bool:
 def _folder_form(first: Path, size: int | None, mode: str | None) -> Preprocessing:
     """The form of a folder's images: the first image's, or the size and mode given."""
     try:
-        seen = sniff(first.read_bytes())
+        seen = sniff(read(first))
     except (DataError, OSError) as error:
         raise DataError(f"{first}: {error}.") from error
     if size is None:

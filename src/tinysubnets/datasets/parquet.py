@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tinysubnets.errors import DataError, install_command
+from tinysubnets.files import reading
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def open_parquet(file: Path) -> Any:
             f"reading {file} needs pyarrow and pillow. Install them with: {install_command('data')}"
         ) from error
     try:
-        return pq.ParquetFile(file)
+        with reading(file):  # no pipe, for whose other end it would wait
+            return pq.ParquetFile(file)
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         raise _corrupt(file, error) from error
 

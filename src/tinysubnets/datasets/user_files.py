@@ -20,6 +20,7 @@ from tinysubnets.datasets.loaders import (
     load_npz,
 )
 from tinysubnets.errors import DataError, TaskError
+from tinysubnets.files import read, reading
 from tinysubnets.model.subnet import Sample, Subnet
 from tinysubnets.tasks.checks import as_tensor, check_finite
 from tinysubnets.tasks.normalization import Normalization
@@ -263,7 +264,7 @@ def image_input(
 def _image(file: str, subnet: Subnet) -> np.ndarray:
     image_form(subnet)
     try:
-        encoded = Path(file).read_bytes()
+        encoded = read(Path(file))
     except OSError as error:
         raise DataError(f"{file}: {error.strerror}.") from None
     try:
@@ -275,7 +276,7 @@ def _image(file: str, subnet: Subnet) -> np.ndarray:
 def _arrays(file: str) -> np.ndarray:
     """The array `inputs` of an .npz file, or its only one."""
     try:
-        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        with reading(Path(file)) as opened, np.load(opened, allow_pickle=False) as arrays:
             names = list(arrays.files)
             name = "inputs" if "inputs" in names else names[0] if len(names) == 1 else None
             if name is None:

@@ -20,6 +20,7 @@ import numpy as np
 from tinysubnets.datasets.images import decode_image
 from tinysubnets.datasets.parquet import read_images
 from tinysubnets.errors import DataError
+from tinysubnets.files import read
 from tinysubnets.tasks.preprocessing import Preprocessing
 
 
@@ -78,7 +79,7 @@ class Decoder:
         if not self.job.column:
             file = piece.files[index]
             try:
-                return Path(file).read_bytes(), file
+                return read(Path(file)), file
             except OSError as error:
                 raise DataError(f"{file} cannot be read: {error}.") from error
         key = (piece.files[0], piece.row_group)

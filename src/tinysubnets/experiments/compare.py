@@ -10,7 +10,6 @@ Finished runs are not run again, interrupted ones go on, failed ones do not stop
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, TextIO
 from tinysubnets.errors import RunError, TinySubNetsError
 from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.recipe import Recipe, complete
-from tinysubnets.experiments.results import Spread, find_runs, flat, grouped
+from tinysubnets.experiments.results import Spread, find_runs, flat, grouped, read_run
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.run_process import LocalRun, Working
 from tinysubnets.experiments.tables import text_table
@@ -171,8 +170,8 @@ def check_settings(folder: Path, chosen: Recipe) -> None:
 
 def accuracy_of(folder: Path) -> str:
     """The average accuracy of a finished run, in words."""
-    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return f"accuracy {100 * result['metrics']['average_accuracy']:.2f} %"
+    accuracy = read_run(folder).metric("average_accuracy")
+    return "accuracy not defined" if accuracy is None else f"accuracy {100 * accuracy:.2f} %"
 
 
 def run_all(comparison: Comparison, stream: TextIO | None = None) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from tinysubnets.errors import RunError
 from tinysubnets.experiments.results import Run, changes, checked_run, effective
 from tinysubnets.experiments.run_dir import plain
-from tinysubnets.files import atomic_write
+from tinysubnets.files import atomic_write, read
 
 COMMIT_VARIABLE = "TINYSUBNETS_COMMIT"
 MAX_BYTES = 5_000_000  # of all files together
@@ -168,7 +168,7 @@ def _is_final(table: str, run: Run, varied: Collection[str]) -> bool:
 def read_file(path: Path) -> Run:
     """One published run; its folder is the file's path without the ending."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(read(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}.") from error
     return checked_run(path.with_suffix(""), path, result)

@@ -24,7 +24,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets import __version__, config, scenarios, seeds
+from tinysubnets import __version__, config, files, scenarios, seeds
 from tinysubnets.errors import SettingError, unknown
 from tinysubnets.experiments import methods as learners
 from tinysubnets.experiments.metrics import MATRICES, MatrixKind
@@ -136,7 +136,7 @@ def read(name: str) -> tuple[str, dict[str, Any]]:
 def _read_file(path: Path) -> dict[str, Any]:
     """The user's file; paths in its tasks are meant from where it lies."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(files.read(path).decode("utf-8"))
     except OSError as error:
         near = "" if path.exists() else _near_file(path)
         raise SettingError(f"cannot read the recipe {path}: {error.strerror}.{near}") from error

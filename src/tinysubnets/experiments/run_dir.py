@@ -30,6 +30,7 @@ from tinysubnets.files import (
     atomic_write,
     friendly_os_errors,
     lock,
+    read,
     sync_file,
     truncate,
     without_empty,
@@ -141,7 +142,7 @@ class RunDir:
         """The effective settings of the run, checked to be of this version's format."""
         path = self.path / "config.toml"
         try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
+            values = tomllib.loads(read(path).decode("utf-8"))
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run folder: it has no config.toml.") from None
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -41,7 +41,17 @@ from tinysubnets.errors import (
 from tinysubnets.experiments import methods
 from tinysubnets.experiments.metrics import Probe, accuracy
 from tinysubnets.experiments.recipe import Recipe, as_expected, build_architecture
-from tinysubnets.experiments.results import flat
+from tinysubnets.experiments.results import (
+    AMOUNT,
+    COUNT,
+    LIST,
+    SHARE,
+    TABLE,
+    TEXT,
+    Kind,
+    first_wrong,
+    flat,
+)
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.search_space import Range, Space, with_settings
 from tinysubnets.files import check_plain, friendly_os_errors, remove_folder
@@ -54,11 +64,29 @@ if TYPE_CHECKING:
     from tinysubnets.method.base import Learner
 
 STUDY, STUDY_NAME = "study.db", "tsn search"
+DIRECTIONS = ["maximize", "minimize"]  # of accuracy and bytes
 FEW_TASKS = 2  # before so many are learned, no trial is given up
 MARGIN = 0.02  # of accuracy, by which another trial must be ahead for this one to be given up
 MAX_ATTEMPTS = 3  # of a trial whose process died
 POLL_SECONDS = 0.2
 _NUM_THREADS = torch.get_num_threads()  # torch's own choice, before a trial sets another
+_STEP: Kind = (
+    "accuracy and bytes",
+    lambda step: (
+        isinstance(step, list)
+        and len(step) == 2
+        and all(fits(value) for (_, fits), value in zip((SHARE, AMOUNT), step, strict=True))
+    ),
+)
+_OF_TRIAL: dict[str, Kind] = {  # what is written down of one, where it is
+    "steps": LIST,
+    "steps.*": _STEP,
+    "reason": TEXT,
+    "attempts": COUNT,
+    "again_of": COUNT,
+    "fixed_params": TABLE,
+}
+_NEVER_NULL = {"steps.*"}
 _TEMPORARY = ".trial-"  # folders that a killed trial may leave behind
 
 
@@ -356,14 +384,15 @@ class Search:
             remove_folder(left)
         self.storage = self._open_storage(folder.path.resolve() / STUDY)
         try:
-            self.study = self.optuna.create_study(
-                study_name=STUDY_NAME,
-                storage=self.storage,
-                directions=["maximize", "minimize"],
-                load_if_exists=True,
-            )
-            self._begin_()
-            self._tidy_()
+            with self._told_of_damage():
+                self.study = self.optuna.create_study(
+                    study_name=STUDY_NAME,
+                    storage=self.storage,
+                    directions=DIRECTIONS,
+                    load_if_exists=True,
+                )
+                self._begin_()
+                self._tidy_()
         except BaseException:
             self._close_storage()
             raise
@@ -392,6 +421,27 @@ class Search:
                 "or remove that file."
             ) from error
 
+    @contextlib.contextmanager
+    def _told_of_damage(self) -> Iterator[None]:
+        """Errors of Optuna over a file that is no study of its own making, told as ours.
+
+        What it reads there it takes as it is, so that any of these can come of it.
+        """
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except TinySubNetsError:
+            raise
+        except (SQLAlchemyError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise self._damaged(f"{type(error).__name__}: {error}") from error
+
+    def _damaged(self, what: str) -> RunError:
+        return RunError(
+            f"{self.folder.path / STUDY} cannot be the study of this search: {what}. Choose "
+            "another folder with --out, or remove that file."
+        )
+
     def _close_storage(self) -> None:
         self.storage.remove_session()
         self.storage.engine.dispose()
@@ -413,9 +463,16 @@ class Search:
             "seeds": list(plan.seeds),
             "seed": plan.seed,
         }
+        directions = [direction.name.lower() for direction in self.study.directions]
+        if directions != DIRECTIONS:
+            raise self._damaged(f"it is to {' and '.join(directions)}")
         before = self.study.user_attrs.get("about")
         if before is not None:
+            if not isinstance(before, dict):
+                raise self._damaged("what it is about is no table")
             _check_same(self.folder.path, before, about)
+        self._check_trials()
+        if before is not None:
             return
         if plan.first and not self.study.trials:
             first = {k: _code(v, self._coded.get(k)) for k, v in plan.first.items()}
@@ -425,6 +482,18 @@ class Search:
             self.study.set_metric_names(["validation accuracy", "bytes"])
         # Last, so that a study which says what it is about is a whole one.
         self.study.set_user_attr("about", about)
+
+    def _check_trials(self) -> None:
+        """Refuse trials that do not say what those of a search do."""
+        for trial in self.study.trials:
+            if wrong := first_wrong(trial.user_attrs | trial.system_attrs, _OF_TRIAL, _NEVER_NULL):
+                raise self._damaged(f"of trial {trial.number}, {wrong}")
+            if trial.state.name not in ("COMPLETE", "PRUNED"):
+                continue
+            steps = trial.user_attrs.get("steps")
+            came_to = trial.values if trial.state.name == "COMPLETE" else steps and steps[-1]
+            if not steps or not _STEP[1](came_to) or trial.distributions != self.distributions:
+                raise self._damaged(f"trial {trial.number} lacks settings, or what it came to")
 
     def _tidy_(self) -> None:
         """Trials that were cut off are failed ones, and wait to be run again."""

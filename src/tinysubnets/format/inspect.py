@@ -272,9 +272,10 @@ def check(
         if is_rebuilt:
             store = store_of(contents, net, base=base)
             has_base = store.base is not None and store.base.values is not None
+            checked: set[int] = set()
             for name in store.tasks:
                 if has_base or not store.needs_base(name):
-                    _check_weights(store, name)
+                    _check_weights(store, name, checked)
                 else:
                     lacking.append(name)
         elif contents.base is not None and contents.base.values is None:
@@ -283,8 +284,16 @@ def check(
     return Checked(file.file_bytes, sections, num_tasks, is_rebuilt, tuple(lacking))
 
 
-def _check_weights(store: SubnetStore, task: str) -> None:
-    """Refuse a task whose weights overflow where finite numbers are added up or multiplied."""
+def _check_weights(store: SubnetStore, task: str, checked: set[int]) -> None:
+    """Refuse a task whose weights overflow where finite numbers are added up or multiplied.
+
+    - `checked`: the entries whose weights were looked at, which any number of tasks may use again.
+    """
+    chain = store.chain(store.subnet(task))
+    source = next((s.number for s in chain if not s.adds_nothing), BASE)
+    if source in checked:
+        return
+    checked.add(source)
     tensors = store.tensors(task)
     for spec in store.layout.shared:
         if not bool(tensors[spec.name].isfinite().all()):

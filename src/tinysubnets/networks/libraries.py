@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets.errors import SettingError, install_command, unknown
+from tinysubnets.files import reading
 
 NESTED = ("state_dict", "model_state_dict", "model", "net")  # where training scripts put weights
 AS_SAVED = "Give a .safetensors file, or what torch.save(net.state_dict(), …) writes."
@@ -108,9 +109,11 @@ def read_weights(file: str | os.PathLike[str], names: Collection[str] = ()) -> d
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            found: Any = load_file(path)
+            with reading(path):  # no pipe, for whose other end it would wait
+                found: Any = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            with reading(path):
+                found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise SettingError(f"there is no file of weights {path}.") from None
     except pickle.UnpicklingError as error:  # torch's own text tells how to run the code in it

@@ -347,16 +347,18 @@ def divergence(run: Run) -> Figure | None:
         ("task", "earlier task"),
         lambda v: f"{v:.1f}" if v < 100 else f"{v:.0f}",
         max([*values, threshold or 0.0]),
-        [f"bank {task['bank']}" for task in run.tasks],
+        [f"bank {task.get('bank', '–')}" for task in run.tasks],
         _task_names(run),
     )
-    limit = f" A task at {threshold:g} or more from all others asks for a new bank."
+    limit = ""
+    if threshold is not None:
+        limit = f" A task at {threshold:g} or more from all others asks for a new bank."
     return Figure(
         "divergence",
         "How far tasks are apart",
         drawing,
-        f"1 means: as alike as two halves of one task.{'' if threshold is None else limit} To the "
-        "right, the bank that each task went to; the reasons are in the table below.",
+        f"1 means: as alike as two halves of one task.{limit} To the right, the bank that each "
+        "task went to; the reasons are in the table below.",
     )
 
 
@@ -391,7 +393,7 @@ def confidences(run: Run) -> Figure | None:
     kinds = ("edges", "right", "wrong")
     if len(run.tasks) < 2 or not isinstance(table, dict):
         return None
-    if not all(isinstance(table.get(k), list) for k in kinds):
+    if not all(table.get(k) for k in kinds):
         return None
     edges, right, wrong = (table[k] for k in kinds)
     if not len(right) == len(wrong) == len(edges) - 1 or not sum(right) + sum(wrong):
@@ -666,7 +668,7 @@ def accuracy_against_bytes(runs: Sequence[Run]) -> Figure | None:
         color, shape = series(index)
         size = group.spread(lambda r: r.size_bytes)
         accuracy = group.spread(lambda r: r.metric("average_accuracy"))
-        if size is None or accuracy is None:
+        if size is None or not size.mean or accuracy is None:
             continue
         for run in group.runs if len(group.runs) > 1 else ():
             if run.size_bytes:
@@ -754,6 +756,8 @@ def accuracy_over_time(runs: Sequence[Run]) -> Figure | None:
                 continue  # not all tasks were measured here
             cells = [v for t in tables for v in t[i][: i + 1] if v is not None]
             points.append((i + 1.0, 100 * sum(cells) / len(cells)))
+        if not points:
+            continue
         note = f"{group.method} ({group.recipe}): {points[-1][1]:.2f} % at the end"
         color, shape = series(index)
         lines.append(Curve(color, points, note, name, shape, index // NUM_SERIES % 2 == 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
@@ -307,7 +308,7 @@ TASK_COLUMNS = (
 
 
 def _gain(rung: Mapping[str, Any]) -> str:
-    return "–" if rung["first"] else f"{rung['gain']:+.2f}"
+    return "–" if rung["first"] else _field("gain", "{:+.2f}")(rung)
 
 
 RUNG_COLUMNS = (
@@ -316,7 +317,7 @@ RUNG_COLUMNS = (
     Column("validation accuracy", "n", _percent("valid_accuracy")),
     Column("gain, points", "n", _gain),
     Column("more bytes", "n", _field("extra_bytes", "{:,}")),
-    Column("climbed", "", lambda rung: "yes" if rung["taken"] else "no"),
+    Column("climbed", "", lambda rung: "yes" if rung.get("taken") else "no"),
     Column("training,\u00a0s", "n", _field("seconds", "{:.1f}")),
 )
 
@@ -330,17 +331,22 @@ def _rungs(tasks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _slug(text: str) -> str:
+    """The text as the beginning of a file's name: a result may have anything in its names."""
+    return re.sub(r"[^\w.]+", "-", text, flags=re.ASCII)[:100]
+
+
 def _section(group: Group) -> dict[str, Any]:
     """One group's part of the page, shown by its run with the lowest seed."""
     run = group.runs[0]
-    recipe = group.recipe.replace("/", "-").removesuffix(".toml")
+    recipe = group.recipe.removesuffix(".toml")
     setting = run.scenario_type.removesuffix("-IL")
     # The task is known unless a method is named with another setting, as `tsn compare` does.
     method = group.method if setting == "task" else f"{group.method}:{setting}"
     environment = run.result.get("environment") or {}
     return {
         "heading": method,
-        "slug": f"{group.scenario}-{method.replace(':', '-')}-{recipe}",
+        "slug": _slug(f"{group.scenario}-{method}-{recipe}"),
         "note": f"{group.scenario}, recipe {group.label}, seed {run.seed}, {run.scenario_type}",
         "notes": run.result.get("notes") or [],
         "figures": figures.of_run(run),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tinysubnets.errors import TaskError
 from tinysubnets.tasks.preprocessing import Preprocessing, plain
+from tinysubnets.text import is_seen
 
 Label = int | str
 Pixels = Callable[[Any], np.ndarray]  # a picture of Pillow as (channels, height, width)
@@ -117,7 +118,8 @@ def check_text(text: Any, what: str, most: int, *, controls: bool) -> None:
 
     - `what`: what the text is, for the error.
     - `most`: the characters it may have.
-    - `controls`: whether control characters, such as line ends, may be in it.
+    - `controls`: whether control characters, such as line ends, and others that nobody sees may be
+      in it.
     """
     if not isinstance(text, str) or not text:
         raise TaskError(f"{what} is a non-empty string, not {_short(text)}.")
@@ -130,6 +132,11 @@ def check_text(text: Any, what: str, most: int, *, controls: bool) -> None:
         )
     if not controls and any(unicodedata.category(c) == "Cc" for c in text):
         raise TaskError(f"{what} holds a control character, {_short(text)}; leave it out.")
+    if not controls and not is_seen(text):
+        raise TaskError(
+            f"{what} is {text[:80]!a}: it has a character that nobody sees, or none that "
+            "anybody does, so that it could be taken for another; leave that out."
+        )
 
 
 def check_classes(name: str, classes: Sequence[Label]) -> None:
