@@ -71,7 +71,7 @@ def test_splits_are_disjoint_complete_and_stratified() -> None:
 
 def test_labels_stay_with_their_inputs() -> None:
     x = np.arange(60, dtype=np.float32)[:, None]
-    made = Task.from_arrays("a", x, (np.arange(3) % 3), test=(x[:9], np.arange(9) % 3))
+    made = Task.from_arrays("a", x, np.arange(60) % 3, test=(x[:9], np.arange(9) % 3))
     assert made.test is not None
     for split in (made.train, made.valid, made.test):
         assert (split.inputs().flatten().long() % 3).tolist() == split.labels.tolist()
