@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tinysubnets.format.onnx import Exported
     from tinysubnets.model.removal import Removal
     from tinysubnets.model.store import SubnetStore
-    from tinysubnets.model.subnet import Subnet
 
 
 CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
@@ -625,33 +624,10 @@ def _int8_card(store: SubnetStore, task: str, done: Exported, data: tuple[Part, 
 
 
 def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[Part, Part]:
-    """What an exported task is measured on, and what it is calibrated with; each of them mixed.
+    """What a task is measured on, and what its export is calibrated with; see `read_labeled`."""
+    from tinysubnets.datasets.user_files import read_labeled
 
-    Measured are the test data where there are some; else both are all data.
-    """
-    from tinysubnets.datasets.user_files import read_parts, recorded_preprocessing
-
-    subnet = store.subnet(options.task)
-    done = recorded_preprocessing(subnet)
-    parts = read_parts(options.data, subnet.sample, options.task, done and done.for_any_size())
-    measured = _mixed(parts.get("test", parts["train"]), subnet, options.data)
-    return measured, _mixed(parts["train"], subnet, options.data) if "test" in parts else measured
-
-
-def _mixed(part: Part, subnet: Subnet, data: str) -> Part:
-    """Raw inputs and the task's own labels, in an order that has all classes among the first."""
-    import numpy as np
-
-    from tinysubnets.datasets.user_files import Part, check_raw
-
-    check_raw(data, part.inputs, subnet)
-    labels = part.labels
-    if isinstance(subnet.classes[0], int):
-        own = {str(c): c for c in subnet.classes}
-        if all(label in own for label in labels.tolist()):
-            labels = np.array([own[label] for label in labels.tolist()])
-    order = np.random.default_rng(0).permutation(len(part))
-    return Part(part.inputs[order], labels[order], part.name)
+    return read_labeled(options.data, store.subnet(options.task))
 
 
 def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:
