@@ -515,7 +515,21 @@ def test_a_comparison_that_nobody_reads_stops_its_runs_first(tmp_path: Path) -> 
     with pytest.raises(BrokenPipeError):
         compare.run_all(comparison, Gone())
     assert [run.stopped for run in runs] == [1, 1]
-    assert [job.detail for job in jobs] == ["stopped", "stopped"]
+    assert [job.state for job in jobs] == ["stopped", "stopped"]
+
+
+@pytest.mark.parametrize("status", [130, -2])
+def test_a_run_that_is_stopped_has_not_failed(status: int, tmp_path: Path) -> None:
+    class Ended(Endless):
+        def poll(self) -> int | None:
+            return status  # of one that Ctrl-C reached, maybe while Python was starting
+
+    job = compare.Job("tsn", 0, tmp_path, ())
+    comparison = compare.Comparison([job], 1, argparse.Namespace(start=lambda *_: Ended()))
+    shown = io.StringIO()
+    compare.run_all(comparison, shown)
+    assert shown.getvalue().splitlines() == ["tsn seed 0: running", "tsn seed 0: stopped"]
+    assert comparison.is_done and job.state == "stopped"
 
 
 def test_summary_of_nothing(tmp_path: Path) -> None:
