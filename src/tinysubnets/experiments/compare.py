@@ -267,8 +267,8 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
         for kind in sorted(kinds)
     ]
     if earlier:
-        names = ", ".join(dict.fromkeys(r.method for r in earlier))
-        notes.append(f"not of this command, but of earlier runs that are in {folder}: {names}")
+        others = ", ".join(dict.fromkeys(r.method for r in earlier))
+        notes.append(f"not of this command, but of earlier runs that are in {folder}: {others}")
     return "\n".join([*tables, *notes])
 
 

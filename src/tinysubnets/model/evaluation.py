@@ -96,7 +96,8 @@ class UnknownEvaluation:
     """How well inputs that belong to no task are told from those that do.
 
     - `auroc`: the area under the ROC curve: the chance that an input of a task is more typical of
-      the task that claims it than a foreign one.
+      the task that claims it than a foreign one. One half tells nothing: foreign inputs that look
+      like those of a learned task cannot be told.
     - `refused`, `own_refused`: the shares of foreign and of own inputs that are taken for unknown.
     - `num_unknown`, `num_known`: how many of them there were.
     """
@@ -110,7 +111,8 @@ class UnknownEvaluation:
     def __str__(self) -> str:
         """One line."""
         return (
-            f"area under the ROC curve {self.auroc:.4f}; taken for unknown: "
+            f"area under the ROC curve {100 * self.auroc:.2f} %, of which 50 % is chance; taken "
+            "for unknown: "
             f"{100 * self.refused:.2f} % of {self.num_unknown:,} foreign inputs, "
             f"{100 * self.own_refused:.2f} % of {self.num_known:,} of the tasks"
         )
