@@ -151,6 +151,12 @@ def test_list_shows_data_that_are_there(capsys: pytest.CaptureFixture, tmp_path:
         (["run", "--method", "tns"], "Did you mean 'tsn'"),
         (["run", "--set", "training.epoch=5"], "Did you mean 'training.epochs'"),
         (["run", "--set", "epohcs=5"], "There is a setting 'training.epochs'"),
+        (["run", "split-cifar100", "--set", "image_size=3"], "a setting 'data.image_size'"),
+        (["run", "--set", "image_size=3"], "have 'data.image_size', 'permuted-digits' has not"),
+        (["run", "split-cifar100", "--set", "data.image_size=0"], "data.image_size = 0 is not"),
+        (["run", "task.toml"], "Did you mean 'tasks'?"),
+        (["run", "--set", "tasks.a.data=x"], "listed in a recipe file of your own"),
+        (["run", "--set", "density=.0"], "density = 0.0 is not allowed"),
         (["run", "--set", "densty=0.1"], "setting 'tsn.density'; `tsn settings` lists all."),
         (["run", "mine.tml"], "there is no file mine.tml. Did you mean 'mine.toml'?"),
         (["run", "mime.toml"], "No such file or directory. Did you mean 'mine.toml'?"),
@@ -171,6 +177,7 @@ def test_errors_are_one_message_and_status_2(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.toml").write_text('[task.a]\ndata = "photos"')
     for name in ("mine.toml", "mine.txt"):
         (tmp_path / name).write_text('scenario = "split-digits"')
     assert main(arguments) == 2
@@ -208,7 +215,10 @@ def test_extras_come_from_where_the_package_came_from(
     [
         ("learn model --task a --data b --epochs 3", "It is a setting: give --set epochs=3."),
         ("run --score-lr=0.1", "It is a setting: give --set score_lr=0.1."),
-        ("run --wisdom 3", "unrecognized arguments: --wisdom."),
+        ("run --wisdom 3", "tsn run: error: unrecognized arguments: --wisdom."),
+        ("run split-digits --ouut x", "--ouut x. Did you mean --out?"),
+        ("evaluate model --data d --tsk=t", "usage: tsn evaluate "),
+        ("evaluate model --data d --tsk=t", "--tsk=t. Did you mean --task?"),
     ],
 )
 def test_settings_that_are_given_as_options(
@@ -217,7 +227,8 @@ def test_settings_that_are_given_as_options(
     with pytest.raises(SystemExit) as caught:
         main(words.split())
     error = capsys.readouterr().err
-    assert caught.value.code == 2 and said in error and ("wisdom" in words) != ("--set" in error)
+    assert caught.value.code == 2 and said in error
+    assert ("It is a setting" in said) == ("It is a setting" in error)
 
 
 def test_the_data_folder_is_kept_for_resuming(
@@ -504,7 +515,21 @@ def test_a_comparison_that_nobody_reads_stops_its_runs_first(tmp_path: Path) -> 
     with pytest.raises(BrokenPipeError):
         compare.run_all(comparison, Gone())
     assert [run.stopped for run in runs] == [1, 1]
-    assert [job.detail for job in jobs] == ["stopped", "stopped"]
+    assert [job.state for job in jobs] == ["stopped", "stopped"]
+
+
+@pytest.mark.parametrize("status", [130, -2])
+def test_a_run_that_is_stopped_has_not_failed(status: int, tmp_path: Path) -> None:
+    class Ended(Endless):
+        def poll(self) -> int | None:
+            return status  # of one that Ctrl-C reached, maybe while Python was starting
+
+    job = compare.Job("tsn", 0, tmp_path, ())
+    comparison = compare.Comparison([job], 1, argparse.Namespace(start=lambda *_: Ended()))
+    shown = io.StringIO()
+    compare.run_all(comparison, shown)
+    assert shown.getvalue().splitlines() == ["tsn seed 0: running", "tsn seed 0: stopped"]
+    assert comparison.is_done and job.state == "stopped"
 
 
 def test_summary_of_nothing(tmp_path: Path) -> None:

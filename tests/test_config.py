@@ -220,3 +220,9 @@ def test_every_method_takes_settings_of_training_by_their_bare_names(method: str
     assert (learner.training.epochs, learner.settings.seed) == (3, 5)
     with pytest.raises(SettingError, match="called 'lr' now"):
         make(Architecture(mlp()), learning_rate=0.1)
+
+
+def test_numbers_may_be_as_short_as_in_python() -> None:
+    given = ["a=.1", "b=1.", "c=-.5e-3", "d=.1.2", "e=.", "f=0.1"]
+    found = config.override({}, given)
+    assert found == {"a": 0.1, "b": 1.0, "c": -0.0005, "d": ".1.2", "e": ".", "f": 0.1}

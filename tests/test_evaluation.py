@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,14 @@ import pytest
 import torch
 
 from digit_tasks import split
-from nets import mlp
-from tinysubnets.errors import TaskError
+from nets import mlp, pictures
+from tinysubnets import networks
+from tinysubnets.baselines.joint import Naive
+from tinysubnets.cli import main
+from tinysubnets.errors import DataError, TaskError
 from tinysubnets.experiments import methods
 from tinysubnets.method.base import Learner
+from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.evaluation import evaluate
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
@@ -110,3 +116,53 @@ def test_every_method_is_measured_alike(learned: tuple[Learner, tuple[Task, ...]
     assert learner.evaluate(untested).measured_on == "valid"
     with pytest.raises(TaskError, match="unknown task"):
         learner.evaluate("s9", inputs, labels)
+
+
+def write(folder: Path, count: int, seed: int, side: int = 16) -> Path:
+    """A folder of images per class, larger than the network takes."""
+    from PIL import Image
+
+    images, labels = pictures(count, seed)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0]).resize((side, side)).save(folder / label / f"{number}.png")
+    return folder
+
+
+def test_held_out_images_are_measured_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("PIL.Image")
+    monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
+    net = networks.build("small-cnn")
+    settings: dict[str, Any] = {"epochs": 3, "kept_epoch": "auto", "min_valid": 60}
+    learner = TinySubNets(Architecture(net), device="cpu", **settings)
+    things = Task.from_folder("things", write(tmp_path / "things", 80, 0), size=8)
+    learner.learn(things)
+    held = write(tmp_path / "held", 40, 1)
+    found = learner.evaluate("things", held)
+    assert (found.num_samples, found.measured_on) == (40, "data")
+    model = learner.save(tmp_path / "model").parent
+    asked = ["evaluate", str(model), "--task", "things", "--data", str(held), "--json"]
+    assert main(asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["confusion"] == found.confusion.tolist() and told["loss"] == found.loss
+    # A Task without a test part is measured on what was not learned from, if it was the task's own.
+    assert learner.evaluate(things).measured_on == "valid"
+    assert learner.evaluate(things).num_samples == len(things.valid)
+    # And of train/ beside test/ nothing but test/.
+    write(tmp_path / "both" / "train", 40, 1)
+    write(tmp_path / "both" / "test", 12, 2)
+    both = learner.store.evaluate("things", str(tmp_path / "both"))
+    assert (both.num_samples, both.measured_on) == (12, "test")
+    images, labels = pictures(10, 3)
+    np.savez(tmp_path / "arrays.npz", inputs=images, labels=labels)
+    assert learner.evaluate("things", tmp_path / "arrays.npz").num_samples == 10
+    with pytest.raises(TaskError, match="brings its labels"):
+        learner.evaluate("things", held, ["bright"] * 40)
+    with pytest.raises(DataError, match="not a folder"):
+        learner.evaluate("things", tmp_path / "nowhere")
+    naive = Naive(Architecture(networks.build("small-cnn")), device="cpu", epochs=1)
+    naive.learn(Task.from_arrays("things", *pictures(40)))
+    with pytest.raises(TaskError, match="does not record how pictures become"):
+        naive.evaluate("things", held)

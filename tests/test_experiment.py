@@ -217,7 +217,7 @@ def test_own_tasks_without_test_data_are_measured_on_validation(tmp_path: Path) 
     assert "the network mlp (in_features = 4, hidden = [8, 8]) with 96 shared" in notes[0]
     assert "chosen for 54 samples of 4" in notes[0]
     assert result["notes"] == notes[1:] and len(notes) == 2  # few samples are said of both at once
-    assert "a and b have 6 validation samples each; one of these is worth 17 points" in notes[1]
+    assert "a and b have 6 validation samples each; one of these is worth 16.7 points" in notes[1]
     assert notes[1].endswith("the last epoch is kept and nothing is post-pruned")
     reports = [e.report for e in events if isinstance(e, TaskLearned)]
     assert [r.best_epoch for r in reports] == [12, 12]

@@ -30,6 +30,8 @@ EXCEPTIONS = {
     ("model/store.py", "format"): "a store saves and loads itself",
     # And of a task: Task.from_folder(name, folder).
     ("tasks/task.py", "datasets"): "a task reads a folder of images",
+    # And of measuring it: learner.evaluate(name, folder).
+    ("model/evaluation.py", "datasets"): "a folder of held-out images is measured",
 }
 
 

@@ -428,3 +428,28 @@ def test_isolated_tasks_over_a_base_take_nothing_from_others_and_leave_nothing(
         assert store.tasks == ("second",)
         files.append(b"".join(artifact.encode(store).parts))
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("data.nosuch=1", "unknown setting 'data.nosuch'"),
+        ("data.image_sze=64", "Did you mean 'data.image_size'?"),
+        ("data.image_size=64", "data.image_size is not a setting of `tsn learn`"),
+        ("image_size=64", "Give --size PIXELS"),
+        ("data.valid=0.2", "Give --size PIXELS"),
+        ("network.name=mlp", "the model has its network"),
+        ("trainig.epochs=3", "Did you mean 'training.epochs'?"),
+        ("training.epohcs=3", "Did you mean 'training.epochs'?"),
+        ("epohcs=3", "Did you mean 'epochs'?"),
+        ("ewc.penalty_weight=3", "a setting of ewc; this model is learned by tsn"),
+    ],
+)
+def test_settings_that_learning_has_not_are_refused_before_it(
+    assignment: str, said: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, before = write(tmp_path / "data"), contents(model)
+    assert learn(model, "again", data, "--set", assignment) == 2
+    told = capsys.readouterr()
+    assert said in told.err and "epoch 1" not in told.out and "training," not in told.out
+    assert contents(model) == before

@@ -201,6 +201,11 @@ def test_evaluate_measures_a_task_on_labeled_data(
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert f"left: {100 * right.mean():.2f} % right of 20 samples" in shown and "all of it" in shown
+    assert "note: if the task was learned from these, this is no held-out accuracy" in shown
+    np.savez(tmp_path / "parts.npz", inputs=images, labels=labels, test_inputs=images,
+             test_labels=labels)  # fmt: skip
+    assert main([*command[:-1], str(tmp_path / "parts.npz")]) == 0
+    assert "note:" not in capsys.readouterr().out
     np.savez(tmp_path / "new.npz", inputs=images, labels=["other"] * 20)
     assert main(command) == 2
     assert "other are no classes of the task" in capsys.readouterr().err
@@ -225,7 +230,18 @@ def test_evaluate_measures_how_foreign_inputs_are_told(
     assert main([*command, "--task", "left"]) == 0
     shown = capsys.readouterr().out
     assert str(store.evaluate_unknown(images, foreign, among=["left"])) in shown
-    assert f"on {own} and {others}" in shown
+    assert f"on {own} and {others}" in shown and "right of" not in shown  # there are no labels
+    # With labels, the accuracy of the task as well.
+    np.savez(tmp_path / "labeled.npz", inputs=images, labels=labels)
+    with_labels = [*command, "--task", "left", "--data", str(tmp_path / "labeled.npz")]
+    accuracy = store.evaluate("left", images, labels).accuracy
+    assert main(with_labels) == 0
+    shown = capsys.readouterr().out
+    assert f"left: {100 * accuracy:.2f} % right of 20 samples" in shown
+    assert f"area under the ROC curve {100 * live.auroc:.2f} %, of which 50 % is chance" in shown
+    assert main([*with_labels, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["accuracy"] == accuracy and told["auroc"] == live.auroc
     # Of files with a test part that part is taken.
     np.savez(
         tmp_path / "own.npz", inputs=foreign, labels=labels[:12],
@@ -242,6 +258,46 @@ def test_evaluate_measures_how_foreign_inputs_are_told(
     }
     assert main(["evaluate", str(model), "--data", own]) == 2
     assert "--task NAME is needed" in capsys.readouterr().err
+
+
+def test_predict_answers_what_can_be_read_and_counts(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    images, _ = pictures(12, seed=9)
+    for number, picture in enumerate(images):
+        Image.fromarray(picture[0]).save(folder / f"{number:02}.png")
+    (folder / "03.png").write_bytes(b"no image")
+    (folder / "07.png").write_bytes((folder / "08.png").read_bytes()[:40])
+    good = np.delete(images, [3, 7], axis=0)
+    answers = SubnetStore.load(model).predict("left", good).tolist()
+    command = ["predict", str(model), "--task", "left", str(folder)]
+    assert main([*command, "--json"]) == 2
+    said = capsys.readouterr()
+    rows = json.loads(said.out)["predictions"]
+    assert [row["classes"][0]["name"] for row in rows] == answers
+    complaints = said.err.splitlines()
+    assert len(complaints) == 2 and all(line.startswith("tsn: ") for line in complaints)
+    assert "03.png" in complaints[0] and "07.png" in complaints[1]
+    assert main(command) == 2
+    assert "inputs." not in capsys.readouterr().out  # ten lines are soon counted
+    for name in ("03.png", "07.png"):
+        Image.fromarray(images[0][0]).save(folder / name)
+    answers += SubnetStore.load(model).predict("left", images[[0, 0]]).tolist()
+    most = max(set(answers), key=answers.count)
+    for task in (["--task", "left"], []):
+        assert main(["predict", str(model), *task, str(folder)]) == 0
+        told = capsys.readouterr().out.splitlines()[-1]
+        assert told.startswith("12 inputs. " + ("" if task else "left: "))
+        if task:
+            assert told.startswith(f"12 inputs. {most} {answers.count(most)}")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.png").write_bytes(b"no image")
+    for task in (["--task", "left"], []):
+        assert main(["predict", str(model), *task, str(tmp_path / "bad")]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and "a.png: cannot decode" in said.err
 
 
 def test_predict_explains_what_it_cannot_take(
@@ -400,7 +456,7 @@ def test_learn_adds_a_task_from_a_folder_of_images(
     assert after.subnet("again").classes == ("bright", "dark")
     grown = (model / artifact.FILE_NAME).stat().st_size - size
     assert f"(+{grown:,})" in text and "drawn from the training data" in text
-    assert "epoch 1/1" in text and "one of these is worth 17 points" in text
+    assert "epoch 1/1" in text and "one of these is worth 16.7 points" in text
     assert "54 training, 6 validation samples of 1x8x8, 2 classes" in text
     assert main([*command[:5], "nowhere"]) == 2  # the name is looked at before the data
     said = capsys.readouterr().err
@@ -459,10 +515,10 @@ def test_export_writes_onnx_and_torch_programs(
     assert main([*command, str(tmp_path / "a.onnx"), "--int8", "--data", str(folder)]) == 0
     text = capsys.readouterr().out
     assert "a.onnx" in text and "% exported" in text
-    assert text.count("most of these may have been learned from") == 2
+    assert text.count("if the task was learned from these, this is no held-out accuracy") == 2
     assert "takes uint8 inputs of shape ('batch', 1, 8, 8), raw" in text
     card = (tmp_path / "a.md").read_text(encoding="utf-8")
-    assert "held-out accuracy needs other images, or a test/ folder" in card
+    assert "held-out accuracy, which needs other images, or a test/ folder" in card
     rows = {r.split("|")[1].strip(): r.split("|")[2:5] for r in card.splitlines() if "|" in r}
     assert int(rows["int8"][0].replace(",", "")) == (tmp_path / "a.onnx").stat().st_size
     shares = [float(s) for s in re.findall(r"([\d.]+) % (?:exported|in torch)", text)]

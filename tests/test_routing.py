@@ -160,7 +160,9 @@ def test_how_well_another_data_set_is_told_from_the_tasks() -> None:
     assert found.auroc == pytest.approx(pairs, abs=1e-6) and found.auroc > 0.98
     assert found.refused == other.unknown.mean() and found.own_refused == own.unknown.mean()
     assert (found.num_known, found.num_unknown) == (1200, 300)
-    assert f"{found.auroc:.4f}" in str(found) and "of 300 foreign inputs" in str(found)
+    assert f"curve {100 * found.auroc:.2f} %, of which 50 % is" in str(
+        found
+    ) and "of 300 foreign inputs" in str(found)
     # One task's inputs are foreign to the two others.
     p1, p2 = (permuted()[n].test.inputs() for n in (1, 2))
     assert learner.evaluate_unknown(p1, p2, among=["p0", "p1"]).auroc > 0.9

@@ -85,6 +85,9 @@ def test_a_comparison_shows_them(runs: Path) -> None:
         assert unnamed["wsn"][heading] == Spread.of(values).show(factor=100.0), heading
         assert heading not in known["wsn"]
     assert unnamed["wsn"]["passes"] == "3"
+    assert "earlier runs" not in printed
+    told = compare_summary(runs, ["naive"]).splitlines()[-1]
+    assert told == f"not of this command, but of earlier runs that are in {runs}: wsn"
 
 
 def test_a_comparison_shows_kilobytes(runs: Path) -> None:

@@ -294,6 +294,25 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path, monkeypatch: pytest.Mo
         scenarios.build("permuted-mnist", root=tmp_path, cache=tmp_path).task(0)
 
 
+def test_a_folder_that_is_not_there_is_said_before_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as caught:
+        own({"a": {"data": "photos/nope"}}).task(0)
+    said = str(caught.value)
+    assert said.startswith("tasks.a: photos/nope is not a folder. ") and "\n" not in said
+    assert "https://huggingface.co/datasets/photos/nope" in said and "parquet" not in said
+    with pytest.raises(DataError, match="data set ylecun/mnist is missing"):
+        own({"a": {"data": "ylecun/mnist"}}).task(0)  # which is known to be one of the Hub
+    (tmp_path / "photos" / "nope" / "data").mkdir(parents=True)
+    (tmp_path / "photos/nope/data/train-00000-of-00002.parquet").write_bytes(b"")
+    monkeypatch.chdir("/")
+    with pytest.raises(DataError, match="data set photos/nope is missing"):
+        scenarios.build("own", {"tasks": {"a": {"data": "photos/nope"}}}, root=tmp_path).task(0)
+
+
 def test_classes_without_training_data_are_named() -> None:
     source = loaders.DecodedSet(
         np.zeros((6, 2), np.float32), np.array([0, 0, 0, 1, 1, 1]), ("a", "b", "c")

@@ -31,6 +31,7 @@ from digit_tasks import digits
 from tinysubnets import Architecture, SubnetStore, Task, TinySubNets, networks
 from tinysubnets.cli import main
 from tinysubnets.commands.serve import listener
+from tinysubnets.errors import SettingError
 from tinysubnets.files import atomic_write
 from tinysubnets.tasks.preprocessing import Preprocessing
 
@@ -281,6 +282,23 @@ def test_hostile_bodies_are_refused_and_the_server_goes_on(address: str) -> None
         assert len(found["detail"]) < 600
     good = {"task": "digits", "inputs": [0] * 64}
     assert Client(address).ask("POST", "/predict", good)[0] == 200
+
+
+def test_a_picture_needs_no_content_type(address: str) -> None:
+    told = Client(address).ask("POST", "/predict?task=digits", picture(), content_type=PNG)
+    assert told[0] == 200
+    for kind in ({"content_type": "application/x-www-form-urlencoded"}, {}):  # as curl sends it
+        found = Client(address).ask("POST", "/predict?task=digits", picture(), **kind)
+        assert found[:2] == told[:2]
+
+
+def test_a_port_in_use_is_told_in_few_words() -> None:
+    with listener("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingError) as caught:
+            listener("127.0.0.1", port)
+    said = f"cannot listen on 127.0.0.1, port {port}: address already in use. Give another"
+    assert str(caught.value).startswith(said)
 
 
 def test_a_body_without_a_told_length_is_cut_off(address: str) -> None:

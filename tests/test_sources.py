@@ -20,7 +20,11 @@ from torch.utils.data import (
 )
 
 from nets import data, learner
+from tinysubnets import networks
+from tinysubnets.baselines.joint import Naive
 from tinysubnets.errors import DataError, FewSamplesWarning, TaskError
+from tinysubnets.method.learner import TinySubNets
+from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.task import Task
 
 Image = pytest.importorskip("PIL.Image")
@@ -227,7 +231,6 @@ def write(folder: Path, *classes: str, sizes: tuple[int, int] = (8, 8), count: i
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
 
-@pytest.mark.filterwarnings("ignore::tinysubnets.errors.FewSamplesWarning")
 def test_a_task_is_read_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
     plain = tmp_path / "plain"
@@ -259,8 +262,25 @@ def test_a_task_is_read_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_few_images_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINYSUBNETS_CACHE", str(tmp_path / "cache"))
     write(tmp_path / "few", "cat", "dog", count=8)
-    with pytest.warns(FewSamplesWarning, match=r'14 training and 2 .*kept_epoch="auto", min_valid'):
-        Task.from_folder("pets", tmp_path / "few")
+    few = Task.from_folder("pets", tmp_path / "few")  # nothing is learned, and no warning
+
+    def learned(**settings: Any) -> None:
+        net = networks.build("mlp", in_features=192, hidden=(8,))
+        TinySubNets(Architecture(net), device="cpu", epochs=1, **settings).learn(few)
+
+    with pytest.warns(
+        FewSamplesWarning,
+        match=r'14 training and 2 .* worth 50 points .*TinySubNets\(…, kept_epoch="auto", min_',
+    ) as caught:
+        learned()
+    assert caught[0].filename == __file__
+    with pytest.warns(FewSamplesWarning, match=r"prune\. Leave post-pruning out: .*, min_valid="):
+        learned(kept_epoch="auto")
+    learned(kept_epoch="auto", min_valid=60)  # the advice is followed: an error if it warned
+    naive = Naive(Architecture(networks.build("mlp", in_features=192)), device="cpu", epochs=1)
+    with pytest.warns(FewSamplesWarning, match=r'Naive\(…, kept_epoch="auto"\)') as caught:
+        naive.learn(few)
+    assert caught[0].filename == __file__
     write(tmp_path / "many" / "train", "cat", "dog", count=2)
     write(tmp_path / "many" / "val", "cat", "dog", count=30)
     write(tmp_path / "many" / "test", "cat", "dog", count=1)

@@ -433,6 +433,7 @@ def test_few_samples_of_several_tasks_are_told_in_one_sentence() -> None:
     assert few_told({"a": (9, 5), "b": (900, 100)}).startswith(
         "a has 9 training and 5 validation samples; one of these is worth 20 points"
     )
+    assert "worth 2.5 points" in few_told({"a": (360, 40)})
     many = few_told({f"t{i}": (90, 10 + i) for i in range(6)})
     assert many.startswith("t0, t1, t2 and 3 more tasks have 10 to 15 validation samples; ")
     assert "worth up to 10 points" in many

@@ -6,8 +6,10 @@ Nothing heavy is imported before a command needs it, so that help and lists come
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 from tinysubnets import __version__
 from tinysubnets.commands import (
@@ -57,7 +59,8 @@ def _main(words: list[str]) -> int:
     options, others = made.parse_known_args(words)
     if others:
         hint = _as_setting(words, others) if hasattr(options, "assignments") else ""
-        made.error(f"unrecognized arguments: {' '.join(others)}.{hint}")
+        chosen = commands.get(words[0], made)  # whose usage is of help
+        chosen.error(f"unrecognized arguments: {' '.join(others)}.{hint or _near(chosen, others)}")
     options.given = words  # for commands that start themselves again in other processes
     try:
         return int(options.run(options) or 0)
@@ -93,6 +96,14 @@ def _as_setting(words: Sequence[str], others: Sequence[str]) -> str:
     return f" It is a setting: give --set {key}={value or 'VALUE'}."
 
 
+def _near(parser: argparse.ArgumentParser, others: Sequence[str]) -> str:
+    """The options of a command that are most like those that it does not have."""
+    known = sorted(set(re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())))
+    given = [word.partition("=")[0] for word in others if word.startswith("--")]
+    close = [near for word in given for near in get_close_matches(word, known, n=1)]
+    return f" Did you mean {' and '.join(close)}?" if close else ""
+
+
 def say(message: str) -> None:
     """Print an error; names in it that come from files are shown harmlessly."""
     print(f"tsn: {for_terminal(message, keep=chr(10))}", file=sys.stderr)
@@ -103,8 +114,8 @@ def parser() -> argparse.ArgumentParser:
     return _built()[0]
 
 
-def _built() -> tuple[argparse.ArgumentParser, list[str]]:
-    """The parser of all commands, and their names."""
+def _built() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of all commands, and those of each by its name."""
     made = argparse.ArgumentParser(
         prog="tsn", description="One network, many tasks, not one bit forgotten."
     )
@@ -112,4 +123,4 @@ def _built() -> tuple[argparse.ArgumentParser, list[str]]:
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (demo, run, settings, compare, search, model, learn, serve, report):
         module.add_parsers(commands)
-    return made, list(commands.choices)
+    return made, commands.choices

@@ -24,6 +24,8 @@ MOST_THREADS = 1024  # with many more than it can start, torch ends the process
 # A line of a docstring that explains one or more names, up to the next one or an empty line.
 _BULLET = re.compile(r"^- ((?:`\w+`(?:, )?)+): (.*?)(?=\n- |\n\n|\n\Z|\Z)", re.M | re.S)
 
+_SHORT_NUMBER = re.compile(r"[+-]?(\.\d+|\d+\.)([eE][+-]?\d+)?")
+
 # Settings of version 0.1 with another name today. Model files and run folders of that version are
 # read through these tables; in recipes and assignments an old name is an error that tells the new.
 _DENSE = (
@@ -352,11 +354,14 @@ def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
 
 
 def _parse(text: str) -> Any:
-    """A value written as in TOML, or else the text itself, so that quotes are optional."""
+    """A value written as in TOML, or else the text itself, so that quotes are optional.
+
+    Numbers may be as in Python, too: .1 and 1. are 0.1 and 1.0.
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return float(text) if _SHORT_NUMBER.fullmatch(text) else text
 
 
 def _deep_copy(values: Mapping[str, Any]) -> dict[str, Any]:

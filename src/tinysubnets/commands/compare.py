@@ -76,13 +76,13 @@ def _compare(options: argparse.Namespace) -> int:
             compare.run_all(comparison)
     with read_or_not():
         print(f"\n{compare.summary(Path(options.out), methods)}")
-    failed = [j for j in comparison.jobs if j.state == "failed" and j.detail != "stopped"]
+    failed = [job for job in comparison.jobs if job.state == "failed"]
     for job in failed:
         detail = for_terminal(job.detail)
         print(f"failed: {job.method} seed {job.seed}: {detail}", file=sys.stderr)
     if not options.no_report and any(job.is_finished for job in comparison.jobs):
         add_report(Path(options.out))
-    if comparison.is_stopping:
+    if comparison.is_stopping or any(job.state == "stopped" for job in comparison.jobs):
         print("stopped. The same command goes on with it.", file=sys.stderr)
         return 130
     return 1 if failed else 0

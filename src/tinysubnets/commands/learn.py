@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 OF_A_MODEL = ("README.md", "config.json", "backup")  # what lies beside a model file
 FULL_BITS = 32  # of a weight that is stored as it was learned
+DATA_IS_GIVEN = (
+    "it takes all of --data, in the form of the model's earlier tasks. Give --size PIXELS to bring "
+    "images to another size."
+)
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -201,6 +205,9 @@ def _resumed(options: argparse.Namespace) -> Learner:
         )
 
     learner = resumed(overrides)
+    if learner.pruning is None and (strange := [a for a in overrides if a.startswith("pruning.")]):
+        key = strange[0].partition("=")[0]
+        raise SettingError(f"{key}: {learner.name}, which made this model, prunes nothing.")
     fitting = _fitting(learner, {a.partition("=")[0].strip() for a in overrides})
     return resumed([*overrides, *fitting]) if learner.store is not None and fitting else learner
 
@@ -358,7 +365,8 @@ def _check_folder(folder: Path, store: SubnetStore) -> None:
 
 def _introduce(learner: Learner, task: Task) -> None:
     """Say what is learned from, and what is done about few samples."""
-    from tinysubnets.tasks.task import FEW_VALID, few_samples
+    from tinysubnets.method.base import fits_few_samples
+    from tinysubnets.tasks.task import few_samples
 
     shape = "x".join(map(str, task.train.inputs(slice(0, 1)).shape[1:]))
     test = "" if task.test is None else f", {len(task.test)} test"
@@ -369,10 +377,9 @@ def _introduce(learner: Learner, task: Task) -> None:
     few = few_samples(task)
     if not few:
         return
-    done = ["the last epoch is kept"] if learner.training.kept_epoch in ("auto", "last") else []
-    pruning = learner.pruning
-    if pruning is not None and pruning.min_valid >= FEW_VALID:
-        done.append("nothing is post-pruned")
+    keeps_last, leaves_out = fits_few_samples(learner.training, learner.pruning)
+    done = ["the last epoch is kept"] * keeps_last
+    done += ["nothing is post-pruned"] * (leaves_out and learner.pruning is not None)
     print(for_terminal(f"note: {few}" + (f": {' and '.join(done)}" if done else "")))
 
 
@@ -448,7 +455,10 @@ def _right_share(store: SubnetStore, name: str, task: Task, split: Split) -> flo
 
 
 def _placed(assignment: str, method: str) -> str:
-    """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`."""
+    """The assignment with the table its key belongs to: `epochs=5` is `training.epochs=5`.
+
+    A setting that learning one more task does not have is an error, never passed over.
+    """
     from dataclasses import fields
 
     from tinysubnets.experiments import methods
@@ -456,16 +466,51 @@ def _placed(assignment: str, method: str) -> str:
     from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
-    key = assignment.partition("=")[0].strip()
-    if "." in key or "=" not in assignment:
-        return assignment
+    key, equals, _ = (part.strip() for part in assignment.partition("="))
+    if not equals or method not in methods.METHODS:
+        return assignment  # refused by who reads it, with the reason
     classes: dict[str, Any] = {
-        method: methods.settings_class(method),
+        methods.method(method).table: methods.settings_class(method),
         "training": TrainingSettings,
         "pruning": PruningSettings,
         "routing": RoutingSettings,
     }
     tables = {f.name: table for table, cls in classes.items() for f in fields(cls)}
-    if key not in tables:
-        raise SettingError(unknown("setting", key, tables, listed_by="tsn settings"))
-    return f"{tables[key]}.{assignment}"
+    table, dot, _ = key.partition(".")
+    if not dot and key in tables:
+        return f"{tables[key]}.{assignment.strip()}"
+    if table in classes and dot:
+        return assignment.strip()  # of which the settings themselves are checked
+    _check_fixed(key)
+    if dot and (owner := _method_of(table)) is not None:
+        raise SettingError(f"{key} is a setting of {owner}; this model is learned by {method}.")
+    known = {f"{t}.{name}" for name, t in tables.items()} if dot else set(tables)
+    raise SettingError(unknown("setting", key, known, listed_by="tsn settings"))
+
+
+def _check_fixed(key: str) -> None:
+    """Refuse a setting of a recipe's data or network, and name the option that does it here."""
+    from dataclasses import fields
+
+    from tinysubnets.scenarios.settings import OwnSettings
+
+    table, dot, name = key.rpartition(".")
+    if table.partition(".")[0] == "network" or key == "network":
+        raise SettingError(
+            f"{key} is not a setting of `tsn learn`: the model has its network, which stays as it "
+            "is. A new model over another one begins with --base NAME."
+        )
+    known = {f.name for f in fields(OwnSettings)}
+    if table not in ("", "data") or (name not in known and not dot):
+        return
+    if name not in known:
+        told = unknown("setting", key, {f"data.{n}" for n in known}, listed_by="tsn settings")
+        raise SettingError(f"{told} None of data is one of `tsn learn`: {DATA_IS_GIVEN}")
+    raise SettingError(f"data.{name} is not a setting of `tsn learn`: {DATA_IS_GIVEN}")
+
+
+def _method_of(table: str) -> str | None:
+    """The first method whose settings are in that table of recipes."""
+    from tinysubnets.experiments import methods
+
+    return next((m for m in methods.METHODS if methods.method(m).table == table), None)

@@ -7,13 +7,14 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinysubnets.errors import ArtifactError, MismatchError, SettingError
+from tinysubnets.errors import ArtifactError, DataError, MismatchError, SettingError
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.text import for_terminal
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
     from tinysubnets.datasets.user_files import Part
     from tinysubnets.format.onnx import Exported
+    from tinysubnets.model.evaluation import Evaluation
     from tinysubnets.model.removal import Removal
     from tinysubnets.model.store import SubnetStore
-    from tinysubnets.model.subnet import Subnet
 
 
 CALIBRATION = 200  # samples that the ranges of int8 activations are measured on
@@ -33,9 +34,10 @@ LINE_END = "\n"
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
 NOT_HELD_OUT = (
-    "most of these may have been learned from: held-out accuracy needs other images, or a test/ "
-    "folder"
+    "if the task was learned from these, this is no held-out accuracy, which needs other images, "
+    "or a test/ folder"
 )
+MANY = 10  # inputs of folders above which their answers are counted as well
 PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing", "metadata")
 _MODEL = "a model folder, the folder of a finished run, or a model.safetensors"
 
@@ -298,14 +300,42 @@ def _predict(options: argparse.Namespace) -> int:
     store = _loaded(options, options.task)
     if options.task is None:
         return _predict_routed(store, options)
-    names, inputs = _read_inputs(store, [options.task], options.files)
-    found = _top_classes(store, options.task, inputs, options.top)
+    names, inputs, complaints = _read_inputs(store, [options.task], options.files)
+    found = _top_classes(store, options.task, inputs, options.top) if names else []
     rows = [{"input": n, "classes": c} for n, c in zip(names, found, strict=True)]
-    if options.json:
+    if options.json and rows:
         print(_as_json({"task": options.task, "predictions": rows}))
-        return 0
-    show_predictions(rows)
-    return 0
+    elif rows:
+        show_predictions(rows)
+        if _are_many(rows, options.files):
+            print(f"\n{_counted(rows)}")
+    return _complain(complaints)
+
+
+def _complain(complaints: Sequence[str]) -> int:
+    """Say what could not be read, a line each; gives the exit status."""
+    for complaint in complaints:
+        print(f"tsn: {for_terminal(complaint, keep=LINE_END)}", file=sys.stderr)
+    return 2 if complaints else 0
+
+
+def _are_many(rows: Sequence[Any], files: Sequence[str]) -> bool:
+    return len(rows) > MANY and any(Path(file).is_dir() for file in files)
+
+
+def _counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many inputs got which answer, in one line; those that no task knows are counted apart."""
+    counts: dict[str, Counter[str]] = {}
+    known = [row for row in rows if not row.get("unknown")]
+    for row in known:
+        counts.setdefault(row.get("task", ""), Counter())[str(row["classes"][0]["name"])] += 1
+    told = [
+        (f"{task}: " if task else "") + ", ".join(f"{c} {n:,}" for c, n in found.most_common())
+        for task, found in counts.items()
+    ]
+    if len(known) < len(rows):
+        told.append(f"unknown: {len(rows) - len(known):,}")
+    return for_terminal(f"{len(rows):,} inputs. {'; '.join(told)}")
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -314,33 +344,63 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.task is None:
         raise SettingError("--task NAME is needed, or --unknown DIR for inputs of something else.")
     store = _loaded(options, options.task)
-    part, _ = _labeled(store, options)
+    parts = _labeled(store, options)
+    part = parts[0]
     if strange := _strange(part.labels, store.subnet(options.task).classes):
         raise SettingError(f"{options.data}: {strange}")
     found = store.evaluate(options.task, part.inputs, part.labels)
     if options.json:
-        rows = {str(c): None if math.isnan(a) else a for c, a in found.per_class.items()}
-        told = {"task": found.task, "accuracy": found.accuracy, "samples": found.num_samples}
-        told |= {"loss": found.loss, "per_class": rows, "confusion": found.confusion.tolist()}
-        print(_as_json(told))
+        print(_as_json(_as_data(found)))
         return 0
-    where = f"{options.data}, {part.name}" if part.name else f"{options.data}, all of it"
-    print(f"{for_terminal(str(found), keep=LINE_END)}\non {for_terminal(where)}")
+    print(_shown(found, parts, options.data))
     return 0
 
 
+def _as_data(found: Evaluation) -> dict[str, Any]:
+    """What was measured of a task as plain data."""
+    rows = {str(c): None if math.isnan(a) else a for c, a in found.per_class.items()}
+    told = {"task": found.task, "accuracy": found.accuracy, "samples": found.num_samples}
+    return told | {"loss": found.loss, "per_class": rows, "confusion": found.confusion.tolist()}
+
+
+def _shown(found: Evaluation, parts: tuple[Part, Part], data: str) -> str:
+    """What was measured of a task as text: on what, and whether that may have been learned from."""
+    part, training = parts
+    where = f"{data}, {part.name}" if part.name else f"{data}, all of it"
+    text = f"{for_terminal(str(found), keep=LINE_END)}\non {for_terminal(where)}"
+    return f"{text}\nnote: {NOT_HELD_OUT}" if part is training else text
+
+
 def _evaluate_unknown(options: argparse.Namespace) -> int:
-    """How well inputs of something else are told from those of the tasks."""
+    """How well inputs of something else are told from those of the tasks.
+
+    And, of one task whose data have labels, how well these are answered.
+    """
     store = _loaded(options, options.task)
     tasks = list(store.tasks) if options.task is None else [options.task]
     own = _test_inputs(store, tasks, options.data)
     foreign = _test_inputs(store, tasks, options.unknown)
     found = store.evaluate_unknown(own, foreign, among=tasks)
+    data = {"tasks": tasks, **asdict(found)}
+    if options.task is not None and (parts := _with_labels(store, options)) is not None:
+        known = store.evaluate(options.task, parts[0].inputs, parts[0].labels)
+        data |= _as_data(known)
+        if not options.json:
+            print(f"{_shown(known, parts, options.data)}\n")
     if options.json:
-        print(_as_json({"tasks": tasks, **asdict(found)}))
+        print(_as_json(data))
         return 0
     print(f"{found}\non {for_terminal(options.data)} and {for_terminal(options.unknown)}")
     return 0
+
+
+def _with_labels(store: SubnetStore, options: argparse.Namespace) -> tuple[Part, Part] | None:
+    """The data that a task is measured on; None where they have no labels of the task."""
+    try:
+        parts = _labeled(store, options)
+    except DataError:
+        return None
+    return None if _strange(parts[0].labels, store.subnet(options.task).classes) else parts
 
 
 def _test_inputs(store: SubnetStore, tasks: Sequence[str], data: str) -> np.ndarray:
@@ -350,12 +410,19 @@ def _test_inputs(store: SubnetStore, tasks: Sequence[str], data: str) -> np.ndar
     if Path(data).suffix == ".npz" and has_test_arrays(data):
         return load_npz(data, "test").inputs
     held_out = Path(data) / "test"
-    return _read_inputs(store, tasks, [str(held_out) if held_out.is_dir() else data])[1]
+    files = [str(held_out) if held_out.is_dir() else data]
+    _, inputs, complaints = _read_inputs(store, tasks, files)
+    if complaints:
+        raise DataError(complaints[0])
+    return inputs
 
 
 def _predict_routed(store: SubnetStore, options: argparse.Namespace) -> int:
     """Labels of inputs whose task is not told, and the task that each came from."""
-    names, inputs = _read_inputs(store, options.among or list(store.tasks), options.files)
+    among = options.among or list(store.tasks)
+    names, inputs, complaints = _read_inputs(store, among, options.files)
+    if not names:
+        return _complain(complaints)
     found = store.predict(inputs, among=options.among, together=options.together)
     rows: list[dict[str, Any]] = [{} for _ in names]
     for task in dict.fromkeys(found.tasks.tolist()):
@@ -373,9 +440,11 @@ def _predict_routed(store: SubnetStore, options: argparse.Namespace) -> int:
     if options.json:
         about = {"candidates": list(found.routing.candidates), "rule": found.routing.rule}
         print(_as_json({"task": None, **about, "predictions": rows}))
-        return 0
+        return _complain(complaints)
     show_routed(rows)
-    return 0
+    if _are_many(rows, options.files):
+        print(f"\n{_counted(rows)}")
+    return _complain(complaints)
 
 
 def _top_classes(
@@ -395,8 +464,13 @@ def _top_classes(
 
 def _read_inputs(
     store: SubnetStore, tasks: Sequence[str], files: list[str]
-) -> tuple[list[str], np.ndarray]:
-    """The inputs in image and npz files, as these tasks take them, each with a name."""
+) -> tuple[list[str], np.ndarray, list[str]]:
+    """The inputs in image and npz files, as these tasks take them, each with a name.
+
+    And what is wrong with each file that cannot be read, which is left out.
+    """
+    import numpy as np
+
     from tinysubnets.datasets.user_files import image_form, images_in, read_files
 
     files = [f for file in files for f in (images_in(file) if Path(file).is_dir() else [file])]
@@ -410,7 +484,21 @@ def _read_inputs(
             f"tasks take inputs of several kinds ({for_terminal('; '.join(kinds))}); name those "
             "that it may be by --among, or the one by --task."
         )
-    return read_files(files, subnets[0])
+    names: list[str] = []
+    parts: list[np.ndarray] = []
+    complaints = []
+    for file in files:
+        try:
+            found, inputs = read_files([file], subnets[0])
+        except DataError as error:
+            complaints.append(str(error))
+            continue
+        names += found
+        parts.append(inputs)
+    shapes = sorted({p.shape[1:] for p in parts})
+    if len(shapes) > 1:
+        raise DataError(f"the files hold inputs of different shapes: {shapes}.")
+    return names, np.concatenate(parts) if parts else np.empty(0), complaints
 
 
 def _rename(options: argparse.Namespace) -> int:
@@ -625,33 +713,10 @@ def _int8_card(store: SubnetStore, task: str, done: Exported, data: tuple[Part, 
 
 
 def _labeled(store: SubnetStore, options: argparse.Namespace) -> tuple[Part, Part]:
-    """What an exported task is measured on, and what it is calibrated with; each of them mixed.
+    """What a task is measured on, and what its export is calibrated with; see `read_labeled`."""
+    from tinysubnets.datasets.user_files import read_labeled
 
-    Measured are the test data where there are some; else both are all data.
-    """
-    from tinysubnets.datasets.user_files import read_parts, recorded_preprocessing
-
-    subnet = store.subnet(options.task)
-    done = recorded_preprocessing(subnet)
-    parts = read_parts(options.data, subnet.sample, options.task, done and done.for_any_size())
-    measured = _mixed(parts.get("test", parts["train"]), subnet, options.data)
-    return measured, _mixed(parts["train"], subnet, options.data) if "test" in parts else measured
-
-
-def _mixed(part: Part, subnet: Subnet, data: str) -> Part:
-    """Raw inputs and the task's own labels, in an order that has all classes among the first."""
-    import numpy as np
-
-    from tinysubnets.datasets.user_files import Part, check_raw
-
-    check_raw(data, part.inputs, subnet)
-    labels = part.labels
-    if isinstance(subnet.classes[0], int):
-        own = {str(c): c for c in subnet.classes}
-        if all(label in own for label in labels.tolist()):
-            labels = np.array([own[label] for label in labels.tolist()])
-    order = np.random.default_rng(0).permutation(len(part))
-    return Part(part.inputs[order], labels[order], part.name)
+    return read_labeled(options.data, store.subnet(options.task))
 
 
 def _strange(labels: np.ndarray, classes: Sequence[Any]) -> str:

@@ -143,7 +143,8 @@ def listener(host: str, port: int) -> socket.socket:
         # two parts, wait some 40 ms for the client to acknowledge the first.
         return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
     except (OSError, OverflowError) as error:
-        reason = str(error).rstrip(".")
+        told = getattr(error, "strerror", None) or str(error)
+        reason = told.partition(" (while attempting")[0].rstrip(".").lower()
         raise SettingError(
             f"cannot listen on {host}, port {port}: {reason}. Give another --port, or 0 for a free "
             "one."

@@ -110,6 +110,22 @@ def _snapshot(repo: str) -> Path | None:
     return snapshot if snapshot.is_dir() else None
 
 
+def not_a_folder(data: str, cause: BaseException | None) -> str:
+    """The message for a name that is no folder, and that the Hub did not give either.
+
+    Who lists folders means one far more often than a repository that is called like its path.
+
+    - `cause`: why the Hub did not; None where it was not asked.
+    """
+    why = "not fetched" if cause is None else f"not fetched ({type(cause).__name__})"
+    if isinstance(cause, ImportError):
+        why = f"not fetched: that needs huggingface_hub, by {install_command('data')}"
+    return (
+        f"{data} is not a folder. Or do you mean the data set "
+        f"https://huggingface.co/datasets/{data}? It is not on this machine, and was {why}."
+    )
+
+
 def _missing(
     repo: str, patterns: Sequence[str], root: str | Path | None, cause: Exception | None
 ) -> str:

@@ -189,6 +189,30 @@ def read_task(
     return replace(task, preprocessing=train.preprocessing), parts
 
 
+def read_labeled(data: str, subnet: Subnet) -> tuple[Part, Part]:
+    """What a learned task is measured on, and the training data beside it; each of them mixed.
+
+    Measured are the test data where there are some; else both are the same, all of it. Pictures
+    become inputs as the model records, labels are the task's own.
+    """
+    done = recorded_preprocessing(subnet)
+    parts = read_parts(data, subnet.sample, subnet.name, done and done.for_any_size())
+    measured = _mixed(parts.get("test", parts["train"]), subnet, data)
+    return measured, _mixed(parts["train"], subnet, data) if "test" in parts else measured
+
+
+def _mixed(part: Part, subnet: Subnet, data: str) -> Part:
+    """Raw inputs and the task's own labels, in an order that has all classes among the first."""
+    check_raw(data, part.inputs, subnet)
+    labels = part.labels
+    if isinstance(subnet.classes[0], int):
+        own = {str(c): c for c in subnet.classes}
+        if all(label in own for label in labels.tolist()):
+            labels = np.array([own[label] for label in labels.tolist()])
+    order = np.random.default_rng(0).permutation(len(part))
+    return Part(part.inputs[order], labels[order], part.name)
+
+
 def _form(sample: Sample, task: str) -> Preprocessing:
     """How an image has to be decoded to become such an input."""
     shape = sample.shape

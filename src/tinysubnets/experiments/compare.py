@@ -10,6 +10,7 @@ Finished runs are not run again, interrupted ones go on, failed ones do not stop
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 from tinysubnets.errors import RunError, TinySubNetsError
 from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.recipe import Recipe, complete
-from tinysubnets.experiments.results import Spread, find_runs, flat, grouped, read_run
+from tinysubnets.experiments.results import Run, Spread, find_runs, flat, grouped, read_run
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.run_process import LocalRun, Working
 from tinysubnets.experiments.tables import text_table
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tinysubnets.experiments.cluster import ClusterRuns
 
 POLL_SECONDS = 0.2
+STOPPED = (130, -signal.SIGINT)  # by Ctrl-C, the latter before the run listened to it
 _COLUMNS = {
     "accuracy": "average_accuracy",
     "BWT": "backward_transfer",
@@ -97,13 +99,14 @@ class Job:
         if status is None:
             self.detail = self.working.progress
             return
+        if status in STOPPED and not self.is_finished:
+            self.state, self.detail = "stopped", ""
+            return
         self.state = "finished" if status == 0 and self.is_finished else "failed"
         self.detail = accuracy_of(self.folder) if self.state == "finished" else self._reason(status)
 
     def _reason(self, status: int) -> str:
         """The last line that a failed process printed."""
-        if status == 130:
-            return "stopped"
         output = self.folder / "output.txt"
         text = output.read_text(errors="replace") if output.exists() else ""
         lines = text.strip().splitlines()
@@ -129,7 +132,7 @@ class Comparison:
         """Whether no run is left to wait for."""
         if self.is_stopping:
             return not self._running()
-        return all(job.state in ("finished", "failed") for job in self.jobs)
+        return all(job.state in ("finished", "failed", "stopped") for job in self.jobs)
 
     def step(self) -> None:
         """Look at running processes and start waiting runs where there is room."""
@@ -225,6 +228,7 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
     if not any(folder.rglob("result.json")):
         return "no run was finished."
     groups = grouped(find_runs([folder]))
+    earlier = [r for g in groups for r in g.runs if not _is_asked_for(r, folder, methods)]
     all_runs = [r for g in groups for r in g.runs]
     routed = [t for t in _ROUTED if any(r.routed(*_ROUTED[t]) is not None for r in all_runs)]
     ordered = sorted(
@@ -262,7 +266,15 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
         f"--matrix {kind}: measured {MATRICES[kind]}; what needs more cells is –"
         for kind in sorted(kinds)
     ]
+    if earlier:
+        others = ", ".join(dict.fromkeys(r.method for r in earlier))
+        notes.append(f"not of this command, but of earlier runs that are in {folder}: {others}")
     return "\n".join([*tables, *notes])
+
+
+def _is_asked_for(run: Run, folder: Path, methods: Sequence[str]) -> bool:
+    """Whether a run is one of these methods, told as `method` or `method:scenario_type`."""
+    return run.folder.relative_to(folder).parts[:1] in {(t.replace(":", "-"),) for t in methods}
 
 
 def _place(method: str, methods: Sequence[str]) -> int:

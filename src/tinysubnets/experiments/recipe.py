@@ -223,8 +223,11 @@ def _check_keys(given: Mapping[str, Any]) -> None:
     tables = {learners.method(m).table: m for m in learners.METHODS}
     known = (*_PLAIN, *_TABLES, *tables)
     for key, value in given.items():
+        if key == "tasks":
+            raise SettingError("tasks are listed in a recipe file of your own, as [tasks.NAME].")
         if key not in known:
-            said, near = unknown("setting", key, known, LISTED_BY), _whole_name(key, tables)
+            said = unknown("setting", key, (*known, "tasks"), LISTED_BY)  # a file's [tasks.NAME]
+            near = _whole_name(key, tables, str(given.get("scenario", "")))
             raise SettingError(said.removesuffix(_ALL_LISTED) + (near or _ALL_LISTED))
         if key not in _PLAIN and not isinstance(value, Mapping):
             raise SettingError(f"{key} = {value!r} is not allowed; it is a table of settings.")
@@ -234,18 +237,25 @@ def _check_keys(given: Mapping[str, Any]) -> None:
             config.build(learners.settings_class(tables[key]), value, key)
 
 
-def _whole_name(key: str, tables: Mapping[str, str]) -> str:
-    """A hint for a setting that was given without its table, maybe misspelled."""
+def _whole_name(key: str, tables: Mapping[str, str], scenario: str) -> str:
+    """A hint for a setting that was given without its table, maybe misspelled.
+
+    Those of the scenario's data are named, too; what they mean depends on it.
+    """
     from tinysubnets.method.pruning import PruningSettings
     from tinysubnets.model.routing import RoutingSettings
     from tinysubnets.training.settings import TrainingSettings
 
-    classes = {"training": TrainingSettings, "pruning": PruningSettings}
+    classes: dict[str, Any] = {"training": TrainingSettings, "pruning": PruningSettings}
     classes |= {"routing": RoutingSettings}
+    if scenario in scenarios.SCENARIOS:
+        classes |= {"data": scenarios.entry(scenario).kind}
     classes |= {"tsn": learners.settings_class(tables["tsn"])}
     whole = {f.name: f"{t}.{f.name}" for t, c in reversed(classes.items()) for f in fields(c)}
     if key in whole:
         return f" There is a setting {whole[key]!r};{_ALL_LISTED}"
+    if any(key in {f.name for f in fields(e.kind)} for e in scenarios.SCENARIOS.values()):
+        return f" Other scenarios have 'data.{key}', {scenario!r} has not;{_ALL_LISTED}"
     close = get_close_matches(key, whole, n=1)
     return f" There is a setting {whole[close[0]]!r};{_ALL_LISTED}" if close else ""
 

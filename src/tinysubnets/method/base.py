@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,14 +24,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.errors import ArchitectureError, MismatchError, SettingError, TaskError
+from tinysubnets.errors import (
+    ArchitectureError,
+    FewSamplesWarning,
+    MismatchError,
+    SettingError,
+    TaskError,
+)
 from tinysubnets.method.progress import OnEpoch, learning
 from tinysubnets.method.pruning import PruningSettings
 from tinysubnets.model.evaluation import Evaluation
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.tasks.task import Task
+from tinysubnets.tasks.task import FEW_VALID, Task, few_samples
 from tinysubnets.training.loop import EpochReport
 from tinysubnets.training.settings import TrainingSettings
 
@@ -172,7 +179,11 @@ class Learner(Protocol):
         ...
 
     def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
-        """How well a task is answered when it is known which; see `SubnetStore.evaluate`."""
+        """How well a task is answered when it is known which; see `SubnetStore.evaluate`.
+
+        `evaluate(name, "a/folder")` measures held-out images of a folder per class, all of them
+        where there is no `test/`; of a `Task` without a test part, its validation part is measured.
+        """
         ...
 
     def columns(self, task: str) -> tuple[int, int]:
@@ -287,11 +298,38 @@ def learn(
     - `threads`: of torch on the CPU meanwhile; None takes one for networks of fewer than 250,000
       shared weights, as `tsn run` does, and else leaves the number as it is.
     """
+    warn_of_few_samples(learner, task, stacklevel=4)
     with learning(task, learner.architecture.num_shared, progress, on_epoch, threads) as see:
         trainer = learner.begin(task)
         while not trainer.finished:
             see(trainer.epoch())
         return trainer.finish()
+
+
+def fits_few_samples(
+    training: TrainingSettings, pruning: PruningSettings | None
+) -> tuple[bool, bool]:
+    """Whether epochs are not chosen, and weights not dropped, by too few validation samples."""
+    keeps_last = training.kept_epoch in ("auto", "last")
+    return keeps_last, pruning is None or pruning.min_valid >= FEW_VALID
+
+
+def warn_of_few_samples(learner: Learner, task: Task, stacklevel: int = 2) -> None:
+    """Warn of a folder of few images, unless the settings fit them; tells those that are missing.
+
+    - `stacklevel`: of the user's call, as for `warnings.warn` where this is called.
+    """
+    if not isinstance(task, Task) or not task.is_from_folder or not (few := few_samples(task)):
+        return
+    keeps_last, leaves_out = fits_few_samples(learner.training, learner.pruning)
+    settings = {'kept_epoch="auto"': keeps_last, f"min_valid={FEW_VALID}": leaves_out}
+    wanted = [setting for setting, is_given in settings.items() if not is_given]
+    if wanted:
+        acts = ["keep the last epoch"] * (not keeps_last)
+        acts += ["leave post-pruning out"] * (not leaves_out)
+        told = " and ".join(acts).capitalize()
+        cure = f"{type(learner).__name__}(…, {', '.join(wanted)})"
+        warnings.warn(f"{few}. {told}: {cure}.", FewSamplesWarning, stacklevel=stacklevel)
 
 
 def check_task(task: Task, learned: Iterable[str]) -> None:

@@ -704,7 +704,10 @@ class MaskedLearner(ABC):
         return self.store.predict_proba(self._told(task), inputs)
 
     def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
-        """How well a learned task is answered; see `SubnetStore.evaluate`."""
+        """How well a learned task is answered: by `evaluate(name, "a/folder")`, on held-out images.
+
+        Without a folder, arrays or a data set, by a `Task`; see `SubnetStore.evaluate`.
+        """
         return self.store.evaluate(task, data, labels)
 
     def evaluate_unknown(

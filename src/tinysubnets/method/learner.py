@@ -19,7 +19,7 @@ from torch import Tensor
 from tinysubnets import config
 from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import choose_bank, new_bank, remember
-from tinysubnets.method.base import State, check_task
+from tinysubnets.method.base import State, check_task, warn_of_few_samples
 from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
 from tinysubnets.method.core import (
     Continued,
@@ -125,6 +125,7 @@ class TinySubNets(MaskedLearner):
           250,000 shared weights, as `tsn run` does, and else leaves the number as it is.
         - `isolated`: whether it gets a bank for itself; by default as the settings say.
         """
+        warn_of_few_samples(self, task, stacklevel=3)
         num, known = self.architecture.num_shared, self._finish_seconds()
         with learning(task, num, progress, on_epoch, threads, known) as see:
             # Choose a bank, and build what is trained over it.

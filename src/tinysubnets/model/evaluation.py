@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from tinysubnets.errors import TaskError
 from tinysubnets.tasks.checks import DatasetInputs, Label, Pixels, as_array, as_tensor
 from tinysubnets.tasks.sources import is_dataset, labeled
 from tinysubnets.tasks.task import Task
+
+if TYPE_CHECKING:
+    from tinysubnets.model.subnet import Subnet
 
 CHUNK = 2000  # raw inputs at a time, so that large sets stay where they are
 
@@ -92,7 +96,8 @@ class UnknownEvaluation:
     """How well inputs that belong to no task are told from those that do.
 
     - `auroc`: the area under the ROC curve: the chance that an input of a task is more typical of
-      the task that claims it than a foreign one.
+      the task that claims it than a foreign one. One half tells nothing: foreign inputs that look
+      like those of a learned task cannot be told.
     - `refused`, `own_refused`: the shares of foreign and of own inputs that are taken for unknown.
     - `num_unknown`, `num_known`: how many of them there were.
     """
@@ -106,7 +111,8 @@ class UnknownEvaluation:
     def __str__(self) -> str:
         """One line."""
         return (
-            f"area under the ROC curve {self.auroc:.4f}; taken for unknown: "
+            f"area under the ROC curve {100 * self.auroc:.2f} %, of which 50 % is chance; taken "
+            "for unknown: "
             f"{100 * self.refused:.2f} % of {self.num_unknown:,} foreign inputs, "
             f"{100 * self.own_refused:.2f} % of {self.num_known:,} of the tasks"
         )
@@ -130,16 +136,23 @@ def evaluate(
     data: Any,
     labels: Any = None,
     pixels: Pixels | None = None,
+    subnet: Subnet | None = None,
 ) -> Evaluation:
     """What a task's network answers on data with labels.
 
     - `logits`: gives the task's logits for raw inputs.
     - `classes`: the labels of these logits, in order.
     - `data`: a `Task`, of which the test part is measured, or the validation part where there is
-      none; inputs, with their `labels`; or a data set or loader, which bring their own.
+      none; inputs, with their `labels`; a data set or loader, which bring their own; or the path of
+      a folder of images per class or of an .npz, of which `test/` is measured, or else all.
     - `pixels`: makes an input of a picture of Pillow; by default it is taken as it is.
+    - `subnet`: what the model records of the task, which says how files are read.
     """
-    measured_on, chunks = _chunks(task, classes, data, labels, pixels)
+    if isinstance(data, (str, os.PathLike)):
+        measured_on, data, labels = _read(task, os.fspath(data), labels, subnet)
+        _, chunks = _chunks(task, classes, data, labels, pixels)
+    else:
+        measured_on, chunks = _chunks(task, classes, data, labels, pixels)
     confusion, loss = np.zeros((len(classes), len(classes)), np.int64), 0.0
     for inputs, numbers in chunks:
         found = logits(inputs)
@@ -153,6 +166,23 @@ def evaluate(
 def probabilities(logits: Tensor) -> np.ndarray:
     """The probability of each class, float32 [samples, classes]."""
     return torch.softmax(logits, 1).numpy()
+
+
+def _read(
+    task: str, path: str, labels: Any, subnet: Subnet | None
+) -> tuple[str, np.ndarray, np.ndarray]:
+    """What is measured of a folder or an .npz, its raw inputs and its labels."""
+    from tinysubnets.datasets.user_files import read_labeled
+
+    if labels is not None:
+        raise TaskError(f"task {task!r}: {path} brings its labels; give none beside it.")
+    if subnet is None:
+        raise TaskError(
+            f"task {task!r}: this method does not record how pictures become its inputs; give "
+            "inputs and labels, or a Task with a test part, in the place of a path."
+        )
+    measured, training = read_labeled(path, subnet)
+    return "data" if measured is training else "test", measured.inputs, measured.labels
 
 
 def _chunks(

@@ -592,10 +592,12 @@ class SubnetStore:
     def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
         """How well a task is answered: accuracy, that of each class, and the confusion matrix.
 
-        - `task`: a `Task`, of which the test part is measured, or the validation part where there
-          is none; or a learned task's name.
-        - `data`, `labels`: beside a name, raw inputs and their labels, or a `Task`, a data set or a
-          loader alone.
+        - `task`: a learned task's name; or a `Task`, of which the test part is measured, or the
+          validation part where there is none. Its training part never is: of the task that was
+          learned it would tell what is known by heart, and a `Task` does not say whether it was.
+        - `data`, `labels`: beside a name, the path of held-out images, in a folder per class, or of
+          an .npz: their `test/` is measured where they have one, and else all of them, as by `tsn
+          evaluate`. Or raw inputs and their labels; or a `Task`, a data set or a loader alone.
         """
         name, data = (task.name, task) if isinstance(task, Task) else (task, data)
         subnet = self.subnet(name)
@@ -606,6 +608,7 @@ class SubnetStore:
             data,
             labels,
             subnet.pixels,
+            subnet,
         )
 
     def evaluate_unknown(

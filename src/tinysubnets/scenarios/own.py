@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinysubnets import config
+from tinysubnets.datasets import catalog, hub
 from tinysubnets.datasets.loaders import TEST_FOLDERS, DecodedSet, has_test_arrays
-from tinysubnets.errors import SettingError, TaskError, unknown
+from tinysubnets.errors import DataError, SettingError, TaskError, unknown
 from tinysubnets.scenarios.sets import load_set, make_task
 from tinysubnets.scenarios.settings import OwnSettings, TaskSource
 from tinysubnets.tasks.normalization import Normalization
@@ -46,7 +47,13 @@ class Own:
         """The task at a place of the sequence."""
         name = self.names[index]
         source = self.sources[name]
-        train = self._load(source, "train")
+        try:
+            train = self._load(source, "train")
+        except DataError as error:
+            if _is_missing(source.data, self.root):
+                told = hub.not_a_folder(source.data, error.__cause__)
+                raise DataError(f"tasks.{name}: {told}") from error
+            raise
         self._check_shape(name, train.inputs.shape[1:])
         has_test = self.with_test and _has_test(source.data)
         test = self._load(source, "test") if has_test else None
@@ -87,6 +94,17 @@ def _no_data(name: str) -> TaskSource:
     raise SettingError(
         f'tasks.{name} does not say where its data are: data = "a folder, .npz file or Hub name".'
     )
+
+
+def _is_missing(data: str, root: str | Path | None) -> bool:
+    """Whether a name is neither a folder nor a known data set, nor a repository that is here."""
+    if data.endswith(".npz") or Path(data).expanduser().exists() or hub.is_local_only(data):
+        return False
+    here = hub.data_root(root)
+    if here is not None and (here / data).is_dir():
+        return False  # but not complete
+    is_known = data in catalog.CATALOG or catalog.find(data).name != data
+    return not is_known and not catalog.available(data, root).present
 
 
 def _has_test(data: str) -> bool:

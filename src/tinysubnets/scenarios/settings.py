@@ -76,6 +76,7 @@ class SplitSettings(DataSettings):
         _require(
             self.num_tasks is None or self.num_tasks >= 1, "num_tasks", self.num_tasks, "1 or up"
         )
+        _check_size(self.image_size)
         few = self.classes_per_task < 2
         _require(not few, "classes_per_task", self.classes_per_task, "an integer of at least 2")
 
@@ -94,6 +95,7 @@ class SequenceSettings(DataSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_size(self.image_size)
         twice = len(set(self.datasets)) != len(self.datasets)
         _require(bool(self.datasets) and not twice, "datasets", self.datasets, "different names")
         _require(self.channels in (1, 3), "channels", self.channels, "1 or 3")
@@ -126,7 +128,12 @@ class OwnSettings(DataSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_size(self.image_size)
         _require(bool(self.tasks), "tasks", self.tasks, "at least one table [tasks.NAME]")
+
+
+def _check_size(side: int | None) -> None:
+    _require(side is None or side >= 1, "image_size", side, "a number of pixels, at least 1")
 
 
 def _require(fine: bool, name: str, value: object, allowed: str) -> None:

@@ -35,6 +35,9 @@ from tinysubnets.serving.engine import Batcher, Busy, Models, Routed, Served
 PATHS = ("/", "/docs", "/openapi.json", "/tasks", "/predict", "/health", "/metrics")
 OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health")  # that tell nothing and need no token
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")  # none that starts other programs
+# Where the client names no kind a picture tells it itself; `curl --data-binary` says it is a form.
+UNTOLD = ("", "application/x-www-form-urlencoded")
+SIGNATURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF8", b"II*\0", b"MM\0*")
 MAX_NAMES = 20  # tasks that an error lists
 MAX_TOP = 1000
 MAX_DIMS = 8
@@ -206,13 +209,13 @@ def make_app(models: Models, settings: ServeSettings | None = None) -> FastAPI:
         served = models.current  # to the end, whatever takes its place meanwhile
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         is_image = kind.startswith("image/") or kind == "application/octet-stream"
-        if not is_image and kind != "application/json":
-            raise HTTPException(
-                415,
-                f"a body of type {kind[:80]!r}; send a picture as image/png (or another image "
-                "type), or numbers as application/json.",
-            )
+        if not is_image and kind not in ("application/json", *UNTOLD):
+            raise _of_no_kind(kind)
         body = await _body(request, limits)
+        if kind in UNTOLD:
+            is_image = body.startswith(SIGNATURES)
+            if not is_image:
+                raise _of_no_kind(kind)
         if not is_image and len(body) <= SMALL_BODY:
             name, inputs, top = _from_json(body, served, task, top, limits)
         else:
@@ -339,6 +342,14 @@ async def _body(request: Request, limits: ServeSettings) -> bytes:
     if not size:
         raise HTTPException(400, "an empty body; send a picture or JSON.")
     return b"".join(parts)
+
+
+def _of_no_kind(kind: str) -> HTTPException:
+    return HTTPException(
+        415,
+        f"a body of type {kind[:80]!r}; send a picture as image/png (or another image type), or "
+        "numbers as application/json.",
+    )
 
 
 def _task_of(served: Served, name: Any) -> Subnet:

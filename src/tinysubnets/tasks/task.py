@@ -15,7 +15,6 @@ and of every exported module.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinysubnets.errors import FewSamplesWarning, TaskError
+from tinysubnets.errors import TaskError
 from tinysubnets.tasks.checks import (
     MAX_NAME,
     Inputs,
@@ -95,7 +94,8 @@ class Task:
     """One task to learn: its name, classes, training and validation data, and test data if any.
 
     `preprocessing` says how pictures became its raw inputs, where they did; it is recorded with the
-    model, and done to pictures that are predicted.
+    model, and done to pictures that are predicted. Of a task `is_from_folder`, learning warns where
+    its validation samples are too few for the settings.
     """
 
     name: str
@@ -106,6 +106,7 @@ class Task:
     normalization: Normalization = field(default_factory=Normalization, repr=False)
     class_weights: tuple[float, ...] | None = None
     preprocessing: Preprocessing | None = None
+    is_from_folder: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         check_text(self.name, "a task's name", MAX_NAME, controls=False)
@@ -210,7 +211,8 @@ class Task:
 
         Classes are called as their folders are. Beside `train/` and `test/`, images in `val/`,
         `valid/` or `validation/` are the validation data; beside `train/` alone they are the test
-        data. Decoded images are kept in the cache. Of few images a `FewSamplesWarning` tells.
+        data. Decoded images are kept in the cache. Where images are few and the learner's settings
+        do not fit that, learning them gives a `FewSamplesWarning`.
 
         - `size`: the side in pixels that images are brought to: the shorter side is resized to it
           and the middle cut out. None takes images as they are, all of one size.
@@ -231,11 +233,7 @@ class Task:
             normalization=normalization,
             class_weights=class_weights,
         )
-        if few := few_samples(task):
-            cure = f'TinySubNets(…, kept_epoch="auto", min_valid={FEW_VALID})'
-            text = f"{few}. Keep the last epoch and leave post-pruning out: {cure}."
-            warnings.warn(text, FewSamplesWarning, stacklevel=2)
-        return replace(task, preprocessing=read["train"].preprocessing)
+        return replace(task, preprocessing=read["train"].preprocessing, is_from_folder=True)
 
 
 def few_samples(task: Task) -> str:
@@ -259,7 +257,8 @@ def few_told(sizes: Mapping[str, tuple[int, int]]) -> str:
         listed = list(few) if len(few) <= 4 else [*list(few)[:3], f"{len(few) - 3} more tasks"]
         have = f"{', '.join(listed[:-1])} and {listed[-1]} have {least:,}"
         have += f" to {most:,} validation samples" if most > least else " validation samples each"
-    worth = f"{'up to ' if most > least else ''}{100 / least:.0f} points"
+    points = f"{100 / least:.1f}".removesuffix(".0")
+    worth = f"{'up to ' if most > least else ''}{points} points"
     return (
         f"{have}; one of these is worth {worth} of accuracy, which is too coarse to choose the "
         "best epoch by, or the weights to prune"
