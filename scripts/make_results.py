@@ -104,7 +104,8 @@ DESCRIBED = {
         "`tsn-wr-signs`: weights chosen by their size and stored as signs, as in "
         "`best/permuted-mnist`. `separate`: ten networks, compressed as ours are; "
         "`separate-small`: of half the width, 4 bits. `…-same-codec`: weights in 4 bits and "
-        "task-specific parameters rounded, by our codec; of WSN with our densities by layer, too. Ada-QPackNet first had a density that "
+        "task-specific parameters rounded, by our codec; of WSN with our densities by layer, too. "
+        "Ada-QPackNet first had a density that "
         "four tasks had chosen and ten do not fit, and failed; its dial ends at 0.1 since.",
         "tsn-wr",
         True,
@@ -411,8 +412,8 @@ def _aim(tables: Tables) -> str:
     text = (
         f"On permuted MNIST ten separate networks of 2 bits have {rival}{more}. The aim "
         f"there was 97.6 % in 32 kB; it was {'reached' if reached else 'missed'}: {unrouted} "
-        f"where the task is known, with a density that was set, by bytes alone, after test accuracy "
-        f"of the recipe had been seen; {ours} with what finds the task."
+        "where the task is known, with a density that was set, by bytes alone, after test "
+        f"accuracy of the recipe had been seen; {ours} with what finds the task."
     )
     if same := groups.get("tsn-wr-paper-network-signs"):
         accuracy = [Spread.of(list(published.accuracies(same).values())).mean]
@@ -737,7 +738,9 @@ def equal_kilobytes(tables: Tables) -> str:
         leads = [
             f"{shown(ahead(members, rival))} ({size_text(_size(rival))})" if rival else ""
             for times in (1, TWICE)
-            for rival in [_next_larger(times * size, groups) if members[0].method == "tsn" else None]
+            for rival in [
+                _next_larger(times * size, groups) if members[0].method == "tsn" else None
+            ]
         ]
         transfer = shown(ahead(members, alone(label, groups)))
         told = (name, str(len(members)), valid, accuracy, size_text(size), *leads, transfer)
