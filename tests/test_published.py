@@ -114,7 +114,7 @@ def test_ours_stand_beside_the_next_larger_separate_networks(
         published.publish(result | changed, path, "abc")
     texts = make_results.made(tmp_path)
     (ours,) = (t for t in texts[ROOT / "README.md"].splitlines() if t.startswith("| ours, width 8"))
-    assert "| 70.00 | 100 B | +10.00" in ours and ours.endswith("(120 B) |  |")
+    assert "| 70.00 | 100 B | +10.00 (120 B) | −20.00 (300 B) |" in ours and ours.endswith("|  |")
     row = next(
         t
         for t in texts[ROOT / "docs" / "measured.md"].splitlines()
@@ -375,8 +375,50 @@ def test_the_front_page_says_what_was_missed(finished: Path, tmp_path: Path) -> 
             published.publish(result | changed, place, "abc")
         text = make_results.headline(published.read_tables(tmp_path))
         assert f"it was {word}: 98.00 % in {sizes[1] / 1000:.1f} kB where the task is" in text
-        assert "known, 97.00 % in 31.0 kB with what finds it" in text
+        assert "; 97.00 % in 31.0 kB with what finds the task" in text
+        assert "With the paper's own network" not in text  # no run of it
         assert "|  | ten separate networks of 2 bits" in text and "| 99.00 | 37.0 kB |" in text
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "size", "word"), [(0.98, 1000, "reached"), (0.97, 1000, "missed")]
+)
+def test_the_aim_for_the_paper_s_network_is_told(
+    accuracy: float, size: int, word: str, finished: Path, tmp_path: Path
+) -> None:
+    result = read_run(finished).result
+    for label in (
+        "tsn-wr",
+        "tsn-wr-no-routing",
+        "separate-w100-d0.03-b2",
+        "tsn-wr-paper-network-signs",
+    ):
+        changed = {"metrics": result["metrics"] | {"average_accuracy": accuracy}}
+        changed |= {"capacity": result["capacity"] | {"file": 0.08}}
+        published.publish(
+            result | changed, tmp_path / "equal-kilobytes-mnist" / f"{label}-s3.json", "abc"
+        )
+    text = make_results.headline(published.read_tables(tmp_path))
+    assert f"was the aim: {word}, {100 * accuracy:.2f} % in 8.0 %." in text
+
+
+def test_samples_are_apart_in_the_paper_s_view(finished: Path, tmp_path: Path) -> None:
+    """The paper prints TSN's capacity without them."""
+    result = read_run(finished).result
+    bits, weights = result["ledger"]["total"], result["ledger"]["num_weights"]
+    kept = result["ledger"] | {"total": bits | {"memory": 32 * weights}}
+    settings = result["settings"] | {"tsn": result["settings"]["tsn"] | {"memory": "samples"}}
+    changed = {
+        "ledger": kept,
+        "settings": settings,
+        "capacity": result["capacity"] | {"paper": 1.25},
+    }
+    published.publish(result | changed, tmp_path / "paper-permuted-mnist" / "tsn-s3.json", "abc")
+    (run,) = published.read_tables(tmp_path)["paper-permuted-mnist"]
+    assert make_results.paper_view([run]) == "25.0; 125.0 with samples"
+    published.publish(result, tmp_path / "other" / "tsn-s3.json", "abc")
+    (plain,) = published.read_tables(tmp_path)["other"]
+    assert "samples" not in make_results.paper_view([plain])
 
 
 def test_runs_by_the_paper_s_letter_that_cannot_be_are_told(finished: Path, tmp_path: Path) -> None:
