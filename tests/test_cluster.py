@@ -306,7 +306,7 @@ def test_a_run_that_lost_its_machine_goes_on_at_another(
     said, errors = process.communicate(timeout=240)
     assert process.returncode == 130 and "The same command goes on with it" in errors
     assert (saved / "checkpoint" / "state.json").exists()
-    assert said.count("failed stopped") == 3  # those that were still waiting too
+    assert said.count(": stopped") == 3  # those that were still waiting too
 
     process, saved = begun()
     worker = int((saved / ".lock").read_text().split()[1])
