@@ -308,6 +308,26 @@ def test_what_is_saved_is_read_however_few_bytes_it_has(
     assert undo(tmp_path).back == () and SubnetStore.load(tmp_path, net).tasks == ("t0",)
 
 
+def test_verify_looks_once_at_weights_that_several_tasks_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So its time does not grow with the tasks that use them, which have next to no bytes."""
+    net = net_of(40, 1)
+    store = over(net)
+    first = add(store, rank=1)
+    second = add(store, first, rank=1)  # other weights: what it adds, too
+    for reference in (first, second, BASE):
+        for _ in range(3):
+            add(store, reference)
+    store.save(tmp_path)
+    looked, tensors = [], SubnetStore.tensors
+    monkeypatch.setattr(
+        SubnetStore, "tensors", lambda s, name: (looked.append(name), tensors(s, name))[1]
+    )
+    assert verify(tmp_path, net).num_tasks == 11
+    assert looked == ["t0", "t1", "t8"]  # those of each entry that adds some, and of the base
+
+
 def test_a_rebuilt_network_may_be_as_large_as_its_base(tmp_path: Path) -> None:
     """Its shared weights are the user's to give; until then they take no memory."""
     settings = {"in_features": 6, "hidden": [4200, 4200], "classes": 2}
