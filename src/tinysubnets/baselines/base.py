@@ -4,8 +4,8 @@ A method is a subclass of `DenseLearner` in one file and says at most three thin
 
 - `make_module(task)`: what is trained. A `DenseModule` holds the network and its loss; a method
   with a loss of its own brings a subclass with another `loss`.
-- `make_training(module, task)`: how. `DenseTraining` is plain; a method with other steps brings
-  a subclass with another `step`, one with other data gives it another task.
+- `training_class`: how. `DenseTraining` is plain; a method with other steps brings a subclass with
+  another `step`. One with other data overrides `make_training`, and gives it another task.
 - `after_task(trainer, tensors)`: what becomes of a learned task: the network as it is used from now
   on, and `extra_state`, the tensors that the method keeps beside the network.
 
@@ -117,6 +117,15 @@ class DenseSettings:
     scale: Literal["kaiming", "xavier"] = "kaiming"
     norms: Literal["shared", "per_task"] = "shared"
     seed: int = 0
+
+
+def check_at_least(settings: DenseSettings, **least: float) -> None:
+    """Refuse settings below their least value, which is given by name."""
+    for name, bound in least.items():
+        if getattr(settings, name) < bound:
+            raise SettingError(
+                f"{name} = {getattr(settings, name)!r} is not allowed; give at least {bound}."
+            )
 
 
 @dataclass(frozen=True)
@@ -291,6 +300,9 @@ class DenseLearner:
     settings_class: ClassVar[type[DenseSettings]] = DenseSettings
     settings: DenseSettings
     pruning: PruningSettings | None = None
+    training_class: ClassVar[type[DenseTraining]] = DenseTraining
+    # Whether heads of earlier tasks are trained too, because samples of these tasks are seen.
+    trains_old_heads: ClassVar[bool] = False
     # Whether a learned task can keep its norms: not where all tasks are trained together.
     takes_norms: ClassVar[bool] = True
 
@@ -363,13 +375,14 @@ class DenseLearner:
 
         Heads of earlier tasks rest where nothing of them is seen, under any optimizer.
         """
-        outputs, train_old = self.outputs(task), self.scenario_type != "task-IL"
-        start, num_old = self.start(task), self.num_old(outputs)
+        train_old = self.trains_old_heads or self.scenario_type != "task-IL"
+        outputs, start = self.outputs(task), self.start(task)
+        num_old = self.num_old(outputs)
         return DenseModule(self.architecture, start, outputs, num_old=num_old, train_old=train_old)
 
     def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
         """How the module is trained on a task whose labels are output columns."""
-        return DenseTraining(self, module, task)
+        return self.training_class(self, module, task)
 
     def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Update `extra_state` once a task is trained; gives the network as it is used from now on.

@@ -26,13 +26,13 @@ from tinysubnets.baselines.base import (
     DenseLearner,
     DenseSettings,
     DenseTrainer,
+    check_at_least,
     tensors_with_prefix,
 )
-from tinysubnets.baselines.penalty import constants, protected_names, quadratic
-from tinysubnets.errors import SettingError
+from tinysubnets.baselines.penalty import ProtectedModule, quadratic
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.dense import DenseModule, Outputs
+from tinysubnets.nn.dense import DenseModule
 from tinysubnets.tasks.task import Task
 
 # The log-probabilities [classes] of one sample, with these weights in place of the network's.
@@ -57,45 +57,16 @@ class EWCSettings(DenseSettings):
     fisher: Literal["exact", "empirical"] = "exact"
 
     def __post_init__(self) -> None:
-        for name, least in (("penalty_weight", 0), ("fisher_samples", 1)):
-            if getattr(self, name) < least:
-                raise SettingError(
-                    f"{name} = {getattr(self, name)!r} is not allowed; give at least {least}."
-                )
+        check_at_least(self, penalty_weight=0, fisher_samples=1)
 
 
-class EWCModule(DenseModule):
-    """A dense network that pays for leaving what earlier tasks need.
-
-    - `importance`, `anchor`: by the names of the protected tensors; empty before the second task.
-    - `same_classes`: whether all tasks share the output layer, so that it is protected too.
-    - `penalty_weight`: λ.
-    """
-
-    def __init__(
-        self,
-        architecture: Architecture,
-        tensors: Mapping[str, Tensor],
-        outputs: Outputs,
-        *,
-        num_old: int,
-        same_classes: bool,
-        penalty_weight: float,
-        importance: Mapping[str, Tensor],
-        anchor: Mapping[str, Tensor],
-    ) -> None:
-        super().__init__(architecture, tensors, outputs, num_old=num_old, train_old=same_classes)
-        self.penalty_weight = penalty_weight
-        self.protected = protected_names(self, same_classes)
-        zeros = {n: torch.zeros_like(tensors[n]) for n in self.protected}
-        self.anchor = constants({**tensors, **anchor}, self.protected)
-        self.importance = constants({**zeros, **importance}, self.protected)
+class EWCModule(ProtectedModule):
+    """A dense network that pays for leaving what earlier tasks need."""
 
     def penalty(self) -> Tensor:
         """λ/2 · Σ importance·(w − anchor)²."""
-        parts = self.trained()
-        weights = [parts[n][0] for n in self.protected]
-        return 0.5 * self.penalty_weight * quadratic(weights, self.importance, self.anchor)
+        distance = quadratic(self.weights(), self.importance, self.anchor)
+        return 0.5 * self.penalty_weight * distance
 
     def loss(self, inputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
         """Cross-entropy plus the quadratic penalty."""

@@ -23,9 +23,14 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor, nn
 
-from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer, DenseTraining
-from tinysubnets.baselines.replay import check_positive, rehearse_, updated_buffer
-from tinysubnets.errors import SettingError
+from tinysubnets.baselines.base import (
+    DenseLearner,
+    DenseSettings,
+    DenseTrainer,
+    DenseTraining,
+    check_at_least,
+)
+from tinysubnets.baselines.replay import rehearse_, updated_buffer
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.tasks.task import Task
@@ -104,9 +109,7 @@ class GEMSettings(DenseSettings):
     margin: float = 0.5
 
     def __post_init__(self) -> None:
-        check_positive("buffer_per_task", self.buffer_per_task)
-        if self.margin < 0:
-            raise SettingError(f"margin = {self.margin!r} is not allowed; give at least 0.")
+        check_at_least(self, buffer_per_task=1, margin=0)
 
 
 class GEMTraining(DenseTraining):
@@ -155,16 +158,9 @@ class GEM(DenseLearner):
     name: ClassVar[str] = "gem"
     scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = GEMSettings
+    training_class: ClassVar[type[DenseTraining]] = GEMTraining
+    trains_old_heads: ClassVar[bool] = True
     settings: GEMSettings
-
-    def make_module(self, task: Task) -> DenseModule:
-        """The network so far; samples of earlier tasks are seen, so their heads are trained too."""
-        outputs, start = self.outputs(task), self.start(task)
-        return DenseModule(self.architecture, start, outputs, num_old=self.num_old(outputs))
-
-    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
-        """Training along projected gradients."""
-        return GEMTraining(self, module, task)
 
     def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Remember some samples of the task."""
@@ -189,8 +185,7 @@ class AGEMSettings(DenseSettings):
     reference_batch: int = 256
 
     def __post_init__(self) -> None:
-        check_positive("buffer_per_task", self.buffer_per_task)
-        check_positive("reference_batch", self.reference_batch)
+        check_at_least(self, buffer_per_task=1, reference_batch=1)
 
 
 class AGEMTraining(DenseTraining):
@@ -220,16 +215,9 @@ class AGEM(DenseLearner):
     name: ClassVar[str] = "a-gem"
     scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = AGEMSettings
+    training_class: ClassVar[type[DenseTraining]] = AGEMTraining
+    trains_old_heads: ClassVar[bool] = True
     settings: AGEMSettings
-
-    def make_module(self, task: Task) -> DenseModule:
-        """The network so far; samples of earlier tasks are seen, so their heads are trained too."""
-        outputs, start = self.outputs(task), self.start(task)
-        return DenseModule(self.architecture, start, outputs, num_old=self.num_old(outputs))
-
-    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
-        """Training along projected gradients."""
-        return AGEMTraining(self, module, task)
 
     def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Remember some samples of the task."""

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tinysubnets.baselines.base import DenseLearner, DenseSettings
+from tinysubnets.baselines.base import DenseLearner, DenseSettings, check_at_least
 from tinysubnets.errors import SettingError
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.nn.architecture import Architecture
@@ -39,11 +39,7 @@ class LwFSettings(DenseSettings):
     temperature: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.distillation_weight < 0:
-            raise SettingError(
-                f"distillation_weight = {self.distillation_weight!r} is not allowed; "
-                "give at least 0."
-            )
+        check_at_least(self, distillation_weight=0)
         if self.temperature <= 0:
             raise SettingError(
                 f"temperature = {self.temperature!r} is not allowed; give more than 0."

@@ -21,8 +21,13 @@ import torch
 from torch import Tensor
 
 from tinysubnets import seeds
-from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer, DenseTraining
-from tinysubnets.errors import SettingError
+from tinysubnets.baselines.base import (
+    DenseLearner,
+    DenseSettings,
+    DenseTrainer,
+    DenseTraining,
+    check_at_least,
+)
 from tinysubnets.nn.dense import DenseModule
 from tinysubnets.tasks.augment import augment
 from tinysubnets.tasks.checks import class_balanced
@@ -41,13 +46,7 @@ class ReplaySettings(DenseSettings):
     buffer_size: int = 500
 
     def __post_init__(self) -> None:
-        check_positive("buffer_size", self.buffer_size)
-
-
-def check_positive(name: str, value: int) -> None:
-    """Refuse a number of samples that is none."""
-    if value < 1:
-        raise SettingError(f"{name} = {value!r} is not allowed; give a number of at least 1.")
+        check_at_least(self, buffer_size=1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -205,16 +204,9 @@ class Replay(DenseLearner):
 
     name: ClassVar[str] = "replay"
     settings_class: ClassVar[type[DenseSettings]] = ReplaySettings
+    training_class: ClassVar[type[DenseTraining]] = ReplayTraining
+    trains_old_heads: ClassVar[bool] = True
     settings: ReplaySettings
-
-    def make_module(self, task: Task) -> DenseModule:
-        """The network so far; samples of earlier tasks are seen, so their heads are trained too."""
-        outputs, start = self.outputs(task), self.start(task)
-        return DenseModule(self.architecture, start, outputs, num_old=self.num_old(outputs))
-
-    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
-        """Training on joined batches."""
-        return ReplayTraining(self, module, task)
 
     def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Remember some samples of the task."""

@@ -15,9 +15,8 @@ as a gradient of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +26,13 @@ from tinysubnets.baselines.base import (
     DenseSettings,
     DenseTrainer,
     DenseTraining,
+    check_at_least,
     tensors_with_prefix,
 )
-from tinysubnets.baselines.penalty import constants, protected_names
+from tinysubnets.baselines.penalty import ProtectedModule
 from tinysubnets.errors import SettingError
 from tinysubnets.method.base import ScenarioType
-from tinysubnets.nn.architecture import Architecture
-from tinysubnets.nn.dense import DenseModule, Outputs
+from tinysubnets.nn.dense import DenseModule
 from tinysubnets.tasks.task import Task
 
 
@@ -49,48 +48,21 @@ class SISettings(DenseSettings):
     damping: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.penalty_weight < 0:
-            raise SettingError(
-                f"penalty_weight = {self.penalty_weight!r} is not allowed; give at least 0."
-            )
+        check_at_least(self, penalty_weight=0)
         if self.damping <= 0:
             raise SettingError(f"damping = {self.damping!r} is not allowed; give more than 0.")
 
 
-class SIModule(DenseModule):
+class SIModule(ProtectedModule):
     """A dense network that counts how much each weight's own path has lowered the loss.
 
-    `anchor`, the weights as the task found them, their `importance` and their `path` integrals are
-    lists in the order of the names in `protected`.
-
-    - `importance`: by the names of the protected tensors; empty before the second task.
-    - `same_classes`: whether all tasks share the output layer, so that it is protected too.
-    - `penalty_weight`: c.
+    `path` holds the path integrals, as a list in the order of the names in `protected`.
     """
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        tensors: Mapping[str, Tensor],
-        outputs: Outputs,
-        *,
-        num_old: int,
-        same_classes: bool,
-        penalty_weight: float,
-        importance: Mapping[str, Tensor],
-    ) -> None:
-        super().__init__(architecture, tensors, outputs, num_old=num_old, train_old=same_classes)
-        self.penalty_weight = penalty_weight
-        self.protected = protected_names(self, same_classes)
-        zeros = {n: torch.zeros_like(tensors[n]) for n in self.protected}
-        self.anchor = constants(tensors, self.protected)
-        self.importance = constants({**zeros, **importance}, self.protected)
-        self.path = constants(zeros, self.protected)
-
-    def weights(self) -> list[nn.Parameter]:
-        """The protected parameters."""
-        parts = self.trained()
-        return [parts[n][0] for n in self.protected]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        zeros = [torch.zeros_like(w) for w in self.weights()]
+        self.path = nn.ParameterList([nn.Parameter(z, requires_grad=False) for z in zeros])
 
 
 class SITraining(DenseTraining):
@@ -133,6 +105,7 @@ class SI(DenseLearner):
     name: ClassVar[str] = "si"
     scenario_types: ClassVar[tuple[ScenarioType, ...]] = ("task-IL", "domain-IL")
     settings_class: ClassVar[type[DenseSettings]] = SISettings
+    training_class: ClassVar[type[DenseTraining]] = SITraining
     settings: SISettings
 
     def make_module(self, task: Task) -> DenseModule:
@@ -146,11 +119,8 @@ class SI(DenseLearner):
             same_classes=self.scenario_type == "domain-IL",
             penalty_weight=self.settings.penalty_weight,
             importance=tensors_with_prefix(self.extra_state, "importance/"),
+            anchor={},  # held to where it stands now
         )
-
-    def make_training(self, module: DenseModule, task: Task) -> DenseTraining:
-        """Training that follows the paths of the weights."""
-        return SITraining(self, module, task)
 
     def after_task(self, trainer: DenseTrainer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Turn the path integrals into importances, added to those of earlier tasks."""
