@@ -16,7 +16,8 @@ from torch import nn
 
 from digit_tasks import accuracy, backward_transfer, permuted, run, small_net, split
 from quick import mostly_slow
-from tinysubnets.baselines.base import DenseLearner, load_dense, save_dense
+from tinysubnets.baselines.base import DenseLearner
+from tinysubnets.baselines.dense_file import load_dense, save_dense
 from tinysubnets.baselines.ewc import EWC
 from tinysubnets.baselines.replay import Replay
 from tinysubnets.errors import (

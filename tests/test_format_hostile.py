@@ -19,7 +19,7 @@ import torch
 import models
 from forge import Sections, forged, opened
 from quick import mostly_slow
-from tinysubnets.baselines.base import save_dense
+from tinysubnets.baselines.dense_file import save_dense
 from tinysubnets.coding import byte_io
 from tinysubnets.errors import ArtifactError, DamageError, FormatError, MismatchError
 from tinysubnets.format import ModelFile, read_contents

@@ -17,7 +17,7 @@ import torch
 import models
 from quick import mostly_slow
 from tiny_runs import make_run
-from tinysubnets.baselines.base import load_dense, save_dense
+from tinysubnets.baselines.dense_file import load_dense, save_dense
 from tinysubnets.cli import main
 from tinysubnets.errors import ArtifactError, RunError, TinySubNetsError
 from tinysubnets.experiments import methods, recipe

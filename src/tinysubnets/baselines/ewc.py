@@ -22,13 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tinysubnets.baselines.base import (
-    DenseLearner,
-    DenseSettings,
-    DenseTrainer,
-    check_at_least,
-    tensors_with_prefix,
-)
+from tinysubnets.baselines.base import DenseLearner, DenseSettings, DenseTrainer, check_at_least
+from tinysubnets.baselines.dense_file import tensors_with_prefix
 from tinysubnets.baselines.penalty import ProtectedModule, quadratic
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.nn.architecture import Architecture

@@ -16,14 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinysubnets.baselines.base import (
-    CONSTANTS,
-    EXTRA,
-    DenseLearner,
-    DenseTrainer,
-    DenseTraining,
-    network_bits,
-)
+from tinysubnets.baselines.base import DenseLearner, DenseTrainer, DenseTraining, network_bits
+from tinysubnets.baselines.dense_file import CONSTANTS, EXTRA
 from tinysubnets.errors import TaskError
 from tinysubnets.method.base import ScenarioType
 from tinysubnets.model.size import Entry, Ledger

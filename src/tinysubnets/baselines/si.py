@@ -27,8 +27,8 @@ from tinysubnets.baselines.base import (
     DenseTrainer,
     DenseTraining,
     check_at_least,
-    tensors_with_prefix,
 )
+from tinysubnets.baselines.dense_file import tensors_with_prefix
 from tinysubnets.baselines.penalty import ProtectedModule
 from tinysubnets.errors import SettingError
 from tinysubnets.method.base import ScenarioType

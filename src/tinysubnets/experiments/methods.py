@@ -171,7 +171,7 @@ def resume(
 
 def made_by(folder: str | os.PathLike[str]) -> str | None:
     """The name of the method that saved the model in a folder."""
-    from tinysubnets.baselines.base import dense_method
+    from tinysubnets.baselines.dense_file import dense_method
     from tinysubnets.format.container import ModelFile, model_path
     from tinysubnets.format.io import read_settings
     from tinysubnets.method.core import method_of
