@@ -318,7 +318,7 @@ def test_classes_without_training_data_are_named() -> None:
         np.zeros((6, 2), np.float32), np.array([0, 0, 0, 1, 1, 1]), ("a", "b", "c")
     )
     with pytest.raises(TaskError, match="classes c"):
-        sets.make_task("t", source, None, [0, 1, 2], DataSettings(), 0, {})
+        sets.Sets(DataSettings()).task("t", source, None, [0, 1, 2])
 
 
 @pytest.mark.parametrize("name", sorted(set(scenarios.SCENARIOS) - {"own"}))

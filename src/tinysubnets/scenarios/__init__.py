@@ -125,13 +125,10 @@ def build(
     - `root`, `cache`: where data sets lie, and where decoded ones are kept.
     - `with_test`: without it no test data are read at all, and tasks have none.
     """
+    from tinysubnets.scenarios.sets import Sets
+
     module, _, attribute = entry(name).code.partition(":")
     own = settings(name, values)
-    made: Scenario = getattr(importlib.import_module(module), attribute)(
-        own,
-        seed=seed if own.seed is None else own.seed,
-        root=root,
-        cache=cache,
-        with_test=with_test and own.test,
-    )
+    sets = Sets(own, seed if own.seed is None else own.seed, root, cache, with_test and own.test)
+    made: Scenario = getattr(importlib.import_module(module), attribute)(own, sets)
     return made

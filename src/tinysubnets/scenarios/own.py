@@ -9,27 +9,16 @@ from tinysubnets import config
 from tinysubnets.datasets import catalog, hub
 from tinysubnets.datasets.loaders import TEST_FOLDERS, DecodedSet, has_test_arrays
 from tinysubnets.errors import DataError, SettingError, TaskError, unknown
-from tinysubnets.scenarios.sets import load_set, make_task
+from tinysubnets.scenarios.sets import Sets
 from tinysubnets.scenarios.settings import OwnSettings, TaskSource
-from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
 class Own:
     """One task per table [tasks.NAME], in the order of the file."""
 
-    def __init__(
-        self,
-        settings: OwnSettings,
-        *,
-        seed: int = 0,
-        root: str | Path | None = None,
-        cache: str | Path | None = None,
-        with_test: bool = True,
-    ) -> None:
-        self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
-        self.with_test = with_test
-        self._known: dict[str, Normalization] = {}
+    def __init__(self, settings: OwnSettings, sets: Sets) -> None:
+        self.settings, self.sets = settings, sets
         self.sources = {
             name: config.build(TaskSource, table, f"tasks.{name}")
             if "data" in table
@@ -50,24 +39,23 @@ class Own:
         try:
             train = self._load(source, "train")
         except DataError as error:
-            if _is_missing(source.data, self.root):
+            if _is_missing(source.data, self.sets.root):
                 told = hub.not_a_folder(source.data, error.__cause__)
                 raise DataError(f"tasks.{name}: {told}") from error
             raise
         self._check_shape(name, train.inputs.shape[1:])
-        has_test = self.with_test and _has_test(source.data)
+        has_test = self.sets.with_test and _has_test(source.data)
         test = self._load(source, "test") if has_test else None
         for wanted in source.classes:
             if wanted not in train.classes:
                 raise SettingError(unknown(f"class of task {name!r}:", wanted, train.classes))
         chosen = source.classes or train.classes
         numbers = [train.classes.index(c) for c in chosen]
-        return make_task(name, train, test, numbers, self.settings, self.seed, self._known)
+        return self.sets.task(name, train, test, numbers)
 
     def _load(self, source: TaskSource, split: str) -> DecodedSet:
         size = None if source.data.endswith(".npz") else self.settings.image_size
-        place = (self.root, self.cache, size)
-        part = load_set(source.data, split, *place, with_test=self.with_test)
+        part = self.sets.load(source.data, split, size)
         channels, side = self.settings.channels, self.settings.image_size
         if part.inputs.ndim != 4 or (channels is None and side is None):
             return part

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from tinysubnets.datasets.loaders import DecodedSet
-from tinysubnets.scenarios.sets import load_set, make_task
+from tinysubnets.scenarios.sets import Sets
 from tinysubnets.scenarios.settings import SequenceSettings
-from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
 class Sequence:
     """One task per data set; gray images repeated over the channels, small ones framed."""
 
-    def __init__(
-        self,
-        settings: SequenceSettings,
-        *,
-        seed: int = 0,
-        root: str | Path | None = None,
-        cache: str | Path | None = None,
-        with_test: bool = True,
-    ) -> None:
-        self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
-        self.with_test = with_test
-        self._known: dict[str, Normalization] = {}
+    def __init__(self, settings: SequenceSettings, sets: Sets) -> None:
+        self.settings, self.sets = settings, sets
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -34,13 +20,7 @@ class Sequence:
 
     def task(self, index: int) -> Task:
         """The task at a place of the sequence."""
-        train = self._fitted(index, "train")
-        test = self._fitted(index, "test") if self.with_test else None
-        numbers = range(len(train.classes))
-        return make_task(
-            self.names[index], train, test, numbers, self.settings, self.seed, self._known
-        )
-
-    def _fitted(self, index: int, split: str) -> DecodedSet:
-        part = load_set(self.settings.datasets[index], split, self.root, self.cache)
-        return part.fitted(self.settings.channels, self.settings.image_size)
+        train, test = self.sets.both(self.settings.datasets[index])
+        shape = self.settings.channels, self.settings.image_size
+        train, test = train.fitted(*shape), test and test.fitted(*shape)
+        return self.sets.task(self.names[index], train, test, range(len(train.classes)))

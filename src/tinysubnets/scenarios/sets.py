@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,53 +61,58 @@ def digits(split: str) -> DecodedSet:
     )
 
 
-def make_task(
-    name: str,
-    train: DecodedSet,
-    test: DecodedSet | None,
-    numbers: Sequence[int],
-    settings: DataSettings,
-    seed: int,
-    known: dict[str, Normalization],
-) -> Task:
-    """A task of the classes with the given numbers, in that order; images stay where they are.
+@dataclass(frozen=True)
+class Sets:
+    """The data sets of a scenario, and how its tasks are cut out of them.
 
-    - `known`: the normalizations of a scenario's tasks by name, fitted once; this one's is added.
+    - `settings`: those of the scenario.
+    - `seed`: of all that is drawn.
+    - `root`, `cache`: where data sets lie, and where decoded ones are kept.
+    - `with_test`: without it no test data are read at all, and tasks have none.
     """
-    classes = tuple(train.classes[n] for n in numbers)
-    whole = _part(train, numbers, settings.train_limit, (seed, "train", name))
-    missing = sorted({classes[i] for i in range(len(numbers))} - _present(whole, classes))
-    if missing:
-        raise TaskError(f"task {name!r}: no training data of the classes {', '.join(missing)}.")
-    train_at, valid_at = stratified(name, whole.labels, settings.valid, seed)
-    assert whole.index is not None
-    learned = Split(whole.source, whole.labels[train_at], whole.index[train_at])
-    valid = Split(whole.source, whole.labels[valid_at], whole.index[valid_at])
-    tested = None
-    if test is not None:
-        by_name = {c: i for i, c in enumerate(test.classes)}
-        tested = _part(
-            test, [by_name[c] for c in classes], settings.test_limit, (seed, "test", name)
-        )
-        if len(tested) == 0:
-            raise TaskError(f"task {name!r}: its test set has no sample of its classes.")
-        if len(tested) == len(test.labels):  # all of them, in their order: they need no copy
-            tested = replace(tested, index=None)
-    if name not in known:
-        known[name] = _normalization(name, learned)
-    return Task(
-        name,
-        classes,
-        learned,
-        valid,
-        tested,
-        known[name],
-        preprocessing=train.preprocessing,
-    )
 
+    settings: DataSettings
+    seed: int = 0
+    root: str | Path | None = None
+    cache: str | Path | None = None
+    with_test: bool = True
+    _known: dict[str, Normalization] = field(default_factory=dict)  # by task, each fitted once
 
-def _present(split: Split, classes: Sequence[str]) -> set[str]:
-    return {classes[int(i)] for i in split.labels.unique()}
+    def load(self, name: str, split: str, size: int | None = None) -> DecodedSet:
+        """One split of a data set, its images resized to `size`, if that is given."""
+        return load_set(name, split, self.root, self.cache, size, with_test=self.with_test)
+
+    def both(self, name: str, size: int | None = None) -> tuple[DecodedSet, DecodedSet | None]:
+        """The training and the test split of a data set; None for test data that are not wanted."""
+        train = self.load(name, "train", size)
+        return train, self.load(name, "test", size) if self.with_test else None
+
+    def task(
+        self, name: str, train: DecodedSet, test: DecodedSet | None, numbers: Sequence[int]
+    ) -> Task:
+        """A task of the classes with the given numbers, in that order; no image is copied."""
+        settings, seed = self.settings, self.seed
+        classes = tuple(train.classes[n] for n in numbers)
+        whole = _part(train, numbers, settings.train_limit, (seed, "train", name))
+        present = {classes[int(i)] for i in whole.labels.unique()}
+        if missing := sorted(set(classes) - present):
+            raise TaskError(f"task {name!r}: no training data of the classes {', '.join(missing)}.")
+        train_at, valid_at = stratified(name, whole.labels, settings.valid, seed)
+        assert whole.index is not None
+        learned = Split(whole.source, whole.labels[train_at], whole.index[train_at])
+        valid = Split(whole.source, whole.labels[valid_at], whole.index[valid_at])
+        tested = None
+        if test is not None:
+            own = [test.classes.index(c) for c in classes]
+            tested = _part(test, own, settings.test_limit, (seed, "test", name))
+            if len(tested) == 0:
+                raise TaskError(f"task {name!r}: its test set has no sample of its classes.")
+            if len(tested) == len(test.labels):  # all of them, in their order: they need no copy
+                tested = replace(tested, index=None)
+        if name not in self._known:
+            self._known[name] = _normalization(name, learned)
+        normalization, done = self._known[name], train.preprocessing
+        return Task(name, classes, learned, valid, tested, normalization, preprocessing=done)
 
 
 def _part(

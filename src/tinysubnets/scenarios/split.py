@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -11,35 +10,20 @@ from tinysubnets import seeds
 from tinysubnets.datasets import catalog
 from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.errors import SettingError
-from tinysubnets.scenarios.sets import load_set, make_task
+from tinysubnets.scenarios.sets import Sets
 from tinysubnets.scenarios.settings import SplitSettings
-from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 
 class Split:
     """Tasks of disjoint classes, or one for each superclass, in an order drawn from the seed."""
 
-    def __init__(
-        self,
-        settings: SplitSettings,
-        *,
-        seed: int = 0,
-        root: str | Path | None = None,
-        cache: str | Path | None = None,
-        with_test: bool = True,
-    ) -> None:
-        self.settings, self.seed, self.root, self.cache = settings, seed, root, cache
-        self.with_test = with_test
-        self._known: dict[str, Normalization] = {}
+    def __init__(self, settings: SplitSettings, sets: Sets) -> None:
+        self.settings, self.sets = settings, sets
 
     @cached_property
-    def _sets(self) -> tuple[DecodedSet, DecodedSet | None]:
-        name, size = self.settings.dataset, self.settings.image_size
-        train = load_set(name, "train", self.root, self.cache, size)
-        if not self.with_test:
-            return train, None
-        return train, load_set(name, "test", self.root, self.cache, size)
+    def _parts(self) -> tuple[DecodedSet, DecodedSet | None]:
+        return self.sets.both(self.settings.dataset, self.settings.image_size)
 
     @cached_property
     def groups(self) -> dict[str, list[int]]:
@@ -50,13 +34,13 @@ class Split:
             raise SettingError(
                 f"data.num_tasks = {wanted or 'none'} with classes_per_task = "
                 f"{self.settings.classes_per_task}: {self.settings.dataset} has "
-                f"{len(np.unique(self._sets[0].labels))} classes, enough for {len(found)} tasks."
+                f"{len(np.unique(self._parts[0].labels))} classes, enough for {len(found)} tasks."
             )
         return dict(list(found.items())[:wanted])
 
     def _classes(self) -> dict[str, list[int]]:
         """As many classes for each task as the settings say, without those that are left over."""
-        present, width = np.unique(self._sets[0].labels), self.settings.classes_per_task
+        present, width = np.unique(self._parts[0].labels), self.settings.classes_per_task
         if self.settings.class_order == "seeded":
             present = self._drawn(present)
         starts = range(0, len(present) - width + 1, width)
@@ -64,7 +48,7 @@ class Split:
 
     def _superclasses(self) -> dict[str, list[int]]:
         """The classes of each superclass."""
-        entry, names = catalog.CATALOG.get(self.settings.dataset), self._sets[0].classes
+        entry, names = catalog.CATALOG.get(self.settings.dataset), self._parts[0].classes
         known = {} if entry is None else entry.superclasses
         if not known:
             having = [name for name, other in catalog.CATALOG.items() if other.superclasses]
@@ -77,7 +61,7 @@ class Split:
         return {group: [names.index(name) for name in text.split()] for group, text in order}
 
     def _drawn(self, numbers: np.ndarray) -> np.ndarray:
-        draws = seeds.uniform(len(numbers), self.seed, "classes")
+        draws = seeds.uniform(len(numbers), self.sets.seed, "classes")
         return numbers[np.argsort(draws, kind="stable")]
 
     @property
@@ -88,6 +72,4 @@ class Split:
     def task(self, index: int) -> Task:
         """The task at a place of the sequence."""
         name = self.names[index]
-        return make_task(
-            name, *self._sets, self.groups[name], self.settings, self.seed, self._known
-        )
+        return self.sets.task(name, *self._parts, self.groups[name])
