@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import os
 import re
 import sys
 import tomllib
@@ -311,6 +312,13 @@ def _allowed(made: Any, name: str, hint: Any) -> str:
     if values and typing.get_origin(hint) is typing.Literal:
         return " or ".join([", ".join(map(str, values[:-1])), str(values[-1])])
     return _describe(hint).replace("'", "").replace('"', "")
+
+
+def num_cores() -> int:
+    """The number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_threads(count: Any) -> None:

@@ -100,6 +100,15 @@ def unknown(kind: str, name: Any, known: Iterable[str], listed_by: str = "") -> 
     return f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}."
 
 
+def not_installed(what: str, package: str | None, extra: str) -> str:
+    """The message for a package that is missing: what needs it, and how to install it.
+
+    - `extra`: the extra of this package that brings it.
+    """
+    install = install_command(extra)
+    return f"{what} needs {package}, which is not installed. Install it with: {install}"
+
+
 def install_command(extra: str) -> str:
     """The command that installs an extra for the Python that runs, from where the package is from.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tinysubnets.commands.run import (
     interruptible,
     read_or_not,
 )
+from tinysubnets.config import num_cores
 from tinysubnets.errors import SettingError
 from tinysubnets.text import for_terminal
 
@@ -172,9 +172,8 @@ def planned(
     """All runs of the comparison; mistakes show here, before the first one begins."""
     from tinysubnets.experiments import compare, recipe
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     on_gpu = options.device.startswith("cuda") or (options.device == "auto" and _has_gpu())
-    cores = cores or 1
+    cores = num_cores()
     at_a_time = options.jobs or (1 if on_gpu else cores)
     # Each run has its share of the cores; how many of them a network can use it finds out itself.
     threads = options.threads or (max(1, cores // at_a_time) if at_a_time > 1 else None)

@@ -42,7 +42,9 @@ def _demo(options: argparse.Namespace) -> int:
             "tsn demo writes pictures, for which Pillow is missing. "
             f"Install it with: {install_command('data')}"
         ) from None
-    folder = Path(options.out) if options.out else _unused(Path("runs/demo"))
+    from tinysubnets.experiments.recipe import unused
+
+    folder = Path(options.out) if options.out else unused(Path("runs/demo"))
     options.out = str(folder)
     if status := run.begin(options):
         return status
@@ -62,15 +64,6 @@ def _demo(options: argparse.Namespace) -> int:
     ):
         print(f"\n  # {text}\n  {tsn} {command}")
     return 0
-
-
-def _unused(first: Path) -> Path:
-    """The folder, or the first one like it, with a number, that holds no run."""
-    path, number = first, 1
-    while (path / "config.toml").exists():
-        number += 1
-        path = first.with_name(f"{first.name}-{number}")
-    return path
 
 
 def this_command() -> str:

@@ -6,7 +6,6 @@ Unlike torchrun, Ctrl-C leaves them the time to finish their epoch and to save.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -14,9 +13,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from tinysubnets.config import num_cores
+from tinysubnets.experiments.run_process import environment
+
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 15  # for the others to end by themselves once one has died
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def launch(count: int, arguments: Sequence[str]) -> int:
@@ -52,16 +53,13 @@ def _launch(count: int, arguments: Sequence[str], port: int) -> int:
 
 
 def _start(rank: int, count: int, port: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = max(1, (cores or 1) // count)
+    threads = max(1, num_cores() // count)
     # A session of its own: Ctrl-C reaches this process alone, which passes it on once.
     return subprocess.Popen(
         [sys.executable, "-m", "tinysubnets", *arguments],
         stdin=None if rank == 0 else subprocess.DEVNULL,
         start_new_session=True,
-        env=dict.fromkeys(_THREAD_VARIABLES, str(threads))
-        | dict(os.environ)
-        | environment_of(rank, count, port),
+        env=environment(threads) | environment_of(rank, count, port),
     )
 
 

@@ -153,9 +153,7 @@ def _folder(options: argparse.Namespace, plan: SearchPlan) -> Path:
     """The folder of the search: always the same for the same command, so that it goes on."""
     if options.out:
         return Path(options.out)
-    name = plan.recipe.name
-    stem = Path(name).stem if name.endswith(".toml") else name.replace("/", "-")
-    return Path("runs") / stem / plan.recipe.method / "search"
+    return Path("runs") / plan.recipe.short_name / plan.recipe.method / "search"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tinysubnets.commands.model import add_net, command, given_base, own_network
-from tinysubnets.errors import ArtifactError, SettingError, install_command
+from tinysubnets.errors import ArtifactError, SettingError, not_installed
 from tinysubnets.text import for_terminal
 
 TOKEN_VARIABLE = "TINYSUBNETS_SERVE_TOKEN"
@@ -74,10 +74,7 @@ def _serve(options: argparse.Namespace) -> int:
 
         from tinysubnets.serving.app import ServeSettings, make_app
     except ImportError as error:
-        raise SettingError(
-            f"tsn serve needs {error.name}, which is not installed. "
-            f"Install it with: {install_command('serve')}"
-        ) from None
+        raise SettingError(not_installed("tsn serve", error.name, "serve")) from None
     import torch
 
     from tinysubnets.serving.engine import Models

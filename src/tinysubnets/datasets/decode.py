@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tinysubnets.config import num_cores
 from tinysubnets.datasets.images import sniff
 from tinysubnets.datasets.parquet import Table, read_images
 from tinysubnets.datasets.worker import Decoder, Job, Piece, dumps
@@ -64,13 +65,6 @@ def sniff_parquet(table: Table) -> Preprocessing:
                 except DataError as error:
                     raise DataError(f"{file}, row 0: {error}.") from error
     raise DataError(f"{table.files[0]} has no rows.")
-
-
-def num_cores() -> int:
-    """The number of cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _rows_per_piece(form: Preprocessing) -> int:

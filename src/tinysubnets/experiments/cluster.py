@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tinysubnets.errors import RunError, SettingError, install_command
+from tinysubnets.errors import RunError, SettingError, not_installed
 from tinysubnets.experiments.run_process import command_of, environment, last_epoch
 from tinysubnets.files import appending, atomic_write, lock, remove_folder
 
@@ -200,10 +200,7 @@ def import_ray() -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise SettingError(
-            "--cluster needs ray, which is not installed. "
-            f"Install it with: {install_command('cluster')}"
-        ) from error
+        raise SettingError(not_installed("--cluster", "ray", "cluster")) from error
     return ray
 
 

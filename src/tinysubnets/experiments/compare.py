@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, TextIO
 from tinysubnets.errors import RunError, TinySubNetsError
 from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.recipe import Recipe, complete
-from tinysubnets.experiments.results import Run, Spread, find_runs, flat, grouped, read_run
+from tinysubnets.experiments.results import (
+    Run,
+    Spread,
+    find_runs,
+    first_difference,
+    grouped,
+    read_run,
+)
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.run_process import LocalRun, Working
 from tinysubnets.experiments.tables import text_table
@@ -161,13 +168,10 @@ def check_settings(folder: Path, chosen: Recipe) -> None:
         there = complete(recorded["run"]["recipe"], recorded)
     except (TinySubNetsError, KeyError):
         return  # no run yet, or one that says itself what is wrong with it
-    before, now = flat(there.as_dict()), flat(chosen.as_dict())
-    other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if other:
-        name, more = other[0], f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+    if other := first_difference(there.as_dict(), chosen.as_dict()):
         raise RunError(
-            f"{folder} holds a run with other settings: {name} is {before.get(name)} there and "
-            f"{now.get(name)} here{more}. Choose another folder with --out, or remove that run."
+            f"{folder} holds a run with other settings: {other}. Choose another folder with --out, "
+            "or remove that run."
         )
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO
 
-from tinysubnets.errors import SettingError, install_command
+from tinysubnets.errors import SettingError, not_installed
 from tinysubnets.experiments.metrics import MATRICES, comparable, parts_told, where_not_test
 from tinysubnets.experiments.run import Event, Finished, Note, TaskBegun, TaskLearned
 from tinysubnets.experiments.tables import size_text, text_table
@@ -409,8 +409,5 @@ def summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise SettingError(
-            "--tensorboard needs tensorboard, which is not installed. "
-            f"Install it with: {install_command('tensorboard')}"
-        ) from error
+        raise SettingError(not_installed("--tensorboard", "tensorboard", "tensorboard")) from error
     return SummaryWriter

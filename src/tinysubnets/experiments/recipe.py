@@ -55,6 +55,11 @@ class Recipe:
     pruning: Mapping[str, Any]
     routing: Mapping[str, Any]
 
+    @property
+    def short_name(self) -> str:
+        """The name as a part of paths: of the user's own file, or such as best-split-cifar100."""
+        return Path(self.name).stem if self.name.endswith(".toml") else self.name.replace("/", "-")
+
     def as_dict(self) -> dict[str, Any]:
         """The recipe as nested tables, in the form of a recipe file."""
         return {
@@ -397,8 +402,11 @@ def _network_for(shape: tuple[int, ...], given: dict[str, Any]) -> tuple[str, di
 
 def default_folder(recipe: Recipe, seed: int, base: str | Path = "runs") -> Path:
     """The first unused folder `runs/<recipe>/<method>/seed-<n>`."""
-    stem = Path(recipe.name).stem if recipe.name.endswith(".toml") else recipe.name
-    first = Path(base) / stem.replace("/", "-") / recipe.method / f"seed-{seed}"
+    return unused(Path(base) / recipe.short_name / recipe.method / f"seed-{seed}")
+
+
+def unused(first: Path) -> Path:
+    """The folder, or the first one like it, with a number, that holds no run."""
     path, number = first, 1
     while (path / "config.toml").exists():
         number += 1

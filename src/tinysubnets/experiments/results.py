@@ -679,6 +679,17 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Where two tables of settings differ, in words; None where they do not."""
+    there, here = flat(dict(before)), flat(dict(now))
+    other = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if not other:
+        return None
+    name, more = other[0], f" (and {len(other) - 1} more)" if len(other) > 1 else ""
+    shown = name.removeprefix("settings.")
+    return f"{shown} is {there.get(name)} there and {here.get(name)} here{more}"
+
+
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Runs gathered by scenario, method, recipe and settings, whatever their seed.
 

@@ -36,7 +36,7 @@ from tinysubnets.errors import (
     RunError,
     SettingError,
     TinySubNetsError,
-    install_command,
+    not_installed,
 )
 from tinysubnets.experiments import methods
 from tinysubnets.experiments.metrics import Probe, accuracy
@@ -49,6 +49,7 @@ from tinysubnets.experiments.results import (
     TABLE,
     TEXT,
     Kind,
+    first_difference,
     first_wrong,
     flat,
 )
@@ -356,10 +357,7 @@ def import_optuna() -> ModuleType:
     try:
         import optuna
     except ImportError as error:
-        raise SettingError(
-            "tsn search needs optuna, which is not installed. "
-            f"Install it with: {install_command('search')}"
-        ) from error
+        raise SettingError(not_installed("tsn search", "optuna", "search")) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
@@ -470,7 +468,11 @@ class Search:
         if before is not None:
             if not isinstance(before, dict):
                 raise self._damaged("what it is about is no table")
-            _check_same(self.folder.path, before, about)
+            if other := first_difference(before, about):
+                raise RunError(
+                    f"{self.folder.path} holds a search with other settings: {other}. Choose "
+                    "another folder with --out, or remove that one."
+                )
         self._check_trials()
         if before is not None:
             return
@@ -715,19 +717,6 @@ def _code(value: Any, known: Mapping[str, Any] | None = None) -> Any:
     if isinstance(value, (bool, int, float, str)):
         return value
     return config.to_toml({"x": value}).removeprefix("x = ").strip()
-
-
-def _check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with the study of another search."""
-    there, here = flat(dict(before)), flat(dict(now))
-    other = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    if other:
-        name, more = other[0], f" (and {len(other) - 1} more)" if len(other) > 1 else ""
-        raise RunError(
-            f"{folder} holds a search with other settings: {name.removeprefix('settings.')} is "
-            f"{there.get(name)} there and {here.get(name)} here{more}. Choose another folder with "
-            "--out, or remove that one."
-        )
 
 
 # --------------------------------------------------------------------------------------------------

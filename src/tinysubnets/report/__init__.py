@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tinysubnets.errors import RunError, install_command
+from tinysubnets.errors import RunError, not_installed
 
 __all__ = ["write_report"]
 
@@ -29,10 +29,7 @@ def write_report(
     try:
         import jinja2  # noqa: F401
     except ImportError as error:
-        raise RunError(
-            f"a report needs {error.name}, which is not installed. "
-            f"Install it with: {install_command('report')}"
-        ) from error
+        raise RunError(not_installed("a report", error.name, "report")) from error
     from tinysubnets.experiments.results import find_runs
     from tinysubnets.files import atomic_write, friendly_os_errors
     from tinysubnets.report.page import build
