@@ -15,8 +15,11 @@ from tinysubnets import __version__
 from tinysubnets.commands import (
     compare,
     demo,
+    export,
+    inspect,
     learn,
     model,
+    predict,
     report,
     run,
     search,
@@ -121,6 +124,8 @@ def _built() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPar
     )
     made.add_argument("--version", action="version", version=f"tinysubnets {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (demo, run, settings, compare, search, model, learn, serve, report):
+    for module in (
+        demo, run, settings, compare, search, inspect, predict, model, export, learn, serve, report,
+    ):  # fmt: skip
         module.add_parsers(commands)
     return made, commands.choices

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinysubnets.commands.inspect import show_report
 from tinysubnets.commands.model import (
     add_net,
     add_task,
@@ -16,7 +17,6 @@ from tinysubnets.commands.model import (
     given_base,
     own_network,
     saved,
-    show_report,
     told,
     writable,
 )
