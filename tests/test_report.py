@@ -29,7 +29,8 @@ from tinysubnets.errors import RunError
 from tinysubnets.experiments.compare import summary as compare_summary
 from tinysubnets.experiments.progress import summary as run_summary
 from tinysubnets.experiments.published import read_file
-from tinysubnets.experiments.results import NEEDED, Run, changes, find_runs, grouped, read_run
+from tinysubnets.experiments.result_kinds import NEEDED
+from tinysubnets.experiments.results import Run, changes, find_runs, grouped, read_run
 from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.report import write_report
 from tinysubnets.report.figures import per_task, references

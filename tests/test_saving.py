@@ -25,8 +25,9 @@ from tinysubnets.experiments.checkpoint import Checkpoints
 from tinysubnets.experiments.cluster import pack, unpack
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.run_process import LocalRun
-from tinysubnets.experiments.search import Search, SearchPlan
+from tinysubnets.experiments.search import Search
 from tinysubnets.experiments.search_space import Choices
+from tinysubnets.experiments.trial import SearchPlan
 from tinysubnets.files import appending, atomic_write, sync_file, truncate
 from tinysubnets.format import FILE_NAME, ModelFile, backup, encode, undo
 from tinysubnets.format import onnx as export

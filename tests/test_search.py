@@ -30,20 +30,17 @@ from tinysubnets.experiments import recipe, search_space
 from tinysubnets.experiments.methods import METHODS
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.experiments.search import (
-    Failed,
-    Partial,
     Search,
-    SearchPlan,
     TrialEnded,
     TrialResult,
     TrialWent,
-    attempt,
     best_below,
     is_hopeless,
     pareto_front,
     parse_size,
 )
 from tinysubnets.experiments.search_space import Choices, Range, read_space, read_values
+from tinysubnets.experiments.trial import Failed, Partial, SearchPlan, attempt
 from tinysubnets.scenarios import sets
 
 optuna = pytest.importorskip("optuna")

@@ -15,7 +15,8 @@ from tinysubnets.commands.run import interruptible
 from tinysubnets.errors import RunError, SettingError
 
 if TYPE_CHECKING:
-    from tinysubnets.experiments.search import Event, Search, SearchPlan, TrialResult
+    from tinysubnets.experiments.search import Event, Search, TrialResult
+    from tinysubnets.experiments.trial import SearchPlan
 
 BEST, PICTURE = "best.toml", "front.svg"
 
@@ -103,8 +104,9 @@ def _planned(options: argparse.Namespace) -> SearchPlan:
     from tinysubnets.config import MOST_THREADS
     from tinysubnets.datasets import hub
     from tinysubnets.experiments import recipe
-    from tinysubnets.experiments.search import SearchPlan, parse_size, untested
+    from tinysubnets.experiments.search import parse_size
     from tinysubnets.experiments.search_space import own_settings, read_space
+    from tinysubnets.experiments.trial import SearchPlan, untested
     from tinysubnets.training.precision import pick_device
 
     for name, least in (("trials", 1), ("jobs", 1)):
@@ -203,7 +205,8 @@ class _LiveDisplay:
         """Show one event of a search."""
         from rich.text import Text
 
-        from tinysubnets.experiments.search import Partial, TrialBegun, TrialEnded, TrialWent
+        from tinysubnets.experiments.search import TrialBegun, TrialEnded, TrialWent
+        from tinysubnets.experiments.trial import Partial
 
         if isinstance(event, TrialBegun):
             self.running[event.number] = "preparing"

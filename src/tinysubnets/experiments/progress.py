@@ -193,10 +193,9 @@ class LiveDisplay:
         self.progress.update(self.line, **update)
 
 
-def open_display(stream: TextIO | None = None) -> PlainDisplay | LiveDisplay:
+def open_display() -> PlainDisplay | LiveDisplay:
     """A live display on a terminal, plain lines elsewhere."""
-    is_terminal = stream is None and sys.stdout.isatty()
-    return LiveDisplay() if is_terminal else PlainDisplay(stream)
+    return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
 
 
 def describe_step(step: EpochReport | PruningStep, clock: Clock) -> str:
