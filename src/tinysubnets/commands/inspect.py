@@ -10,6 +10,7 @@ from tinysubnets.commands.model import as_json, command
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.text import for_terminal
 
+MAX_NAMES = 6  # classes of a task that are named
 MAX_OVERLAPS = 12  # tasks of which every pair is shown
 MAX_TENSORS = 30  # shared tensors that are shown one by one
 PARTS = ("codes", "codebooks", "masks", "heads", "task_params", "memory", "routing", "metadata")
@@ -180,9 +181,9 @@ def _room(room: Mapping[str, Any], free_share: float) -> str:
     )
 
 
-def _names(classes: Sequence[Any], most: int = 6) -> str:
-    shown = ", ".join(str(c) for c in classes[:most])
-    return shown if len(classes) <= most else f"{shown}, … ({len(classes)})"
+def _names(classes: Sequence[Any]) -> str:
+    shown = ", ".join(map(str, classes[:MAX_NAMES]))
+    return shown if len(classes) <= MAX_NAMES else f"{shown}, … ({len(classes)})"
 
 
 def _block(block: int) -> str:

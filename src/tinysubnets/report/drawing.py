@@ -158,18 +158,18 @@ def text_width(text: str, size: float = SMALL) -> float:
     return size * (0.61 * (len(text) - narrow - wide) + 0.35 * narrow + 0.87 * wide)
 
 
-def shortened(text: str, width: float, size: float = SMALL) -> str:
+def shortened(text: str, width: float) -> str:
     """The text, or its beginning and end around a …, so that it is about that wide at most.
 
     >>> shortened("permutation-12", 60), shortened("short", 60)
     ('perm…-12', 'short')
     """
-    if text_width(text, size) <= width:
+    if text_width(text) <= width:
         return text
     for kept in range(len(text) - 1, 1, -1):
         end = kept * 2 // 5  # numbers at the end of names tell them apart
         short = f"{text[: kept - end]}…{text[len(text) - end :]}"
-        if text_width(short, size) <= width:
+        if text_width(short) <= width:
             return short
     return f"{text[:1]}…"
 

@@ -65,12 +65,11 @@ class Models:
         base: BaseSource | None = None,
         device: torch.device | str = "cpu",
         memory_bytes: int = 1 << 29,
-        metrics: Metrics | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._where, self._net, self._base, self._device = where, net, base, device
         self._memory_bytes, self._say = memory_bytes, say
-        self.metrics = metrics or Metrics()
+        self.metrics = Metrics()
         self._stamp = _stamp(model_path(where))
         self.current = self._load()
         self.refused: str | None = None  # why the file that lies there now is not served
