@@ -97,18 +97,30 @@ def test_the_readme_names_every_command() -> None:
     assert [name for name in names if f"`tsn {name}" not in text] == []
 
 
+HEADLINES = {
+    "permuted MNIST": "Permuted MNIST, ten tasks",
+    "split CIFAR-100": "Split CIFAR-100, ten tasks of ten classes",
+}
+
+
+def headline_rows(text: str, title: str) -> list[dict[str, str]]:
+    """The rows of a table of results, by their headings."""
+    lines = text.partition(f"**{title}**\n\n")[2].partition("\n\n")[0].splitlines()
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return [dict(zip(table[0], row, strict=True)) for row in table[2:]]
+
+
+def number(cell: str) -> float:
+    return float(cell.split(" ")[0])
+
+
 def test_the_result_on_the_front_page_is_that_of_the_table() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     told = " ".join(text.partition("## Install")[0].split())
-    for name, row in {
-        "permuted MNIST": "permuted-mnist, 10 tasks",
-        "split CIFAR-100": "split-cifar100, 10 × 10",
-    }.items():
-        cells = re.search(rf"\| {re.escape(row)} \|(.*)\|", text)
-        assert cells is not None
-        columns = [c.strip() for c in cells[1].split("|")]  # recipe, n, validation, accuracy, size
-        accuracy, (size, unit) = float(columns[3].split(" ")[0]), columns[4].split(" ")
-        wanted = f"{name} in {float(size):.0f} {unit}"
+    for name, title in HEADLINES.items():
+        row = headline_rows(text, title)[0]
+        accuracy, unit = number(row["task known: %"]), row["size"].split(" ")[1]
+        wanted = f"{name} in {number(row['size']):.0f} {unit}"
         assert wanted in told
         assert f"{accuracy:.1f} %" in told.partition(wanted)[2][:70]
     assert f"instead of {4 * 129_280 / 1000:.0f} kB for one dense network" in told
@@ -129,16 +141,13 @@ def test_the_front_page_says_where_rivals_win() -> None:
     def row(begin: str) -> int:
         return next(i for i, line in enumerate(lines) if line.startswith(begin))
 
-    def number(cell: str) -> float:
-        return float(cell.split(" ")[0])
-
-    rival = cells(lines[row("|  | ten separate networks of 2 bits")])
-    assert f"{number(rival[4]):.1f} % in {number(rival[5]):.0f} kB" in told
+    mnist, cifar = (headline_rows(text, title) for title in HEADLINES.values())
+    (rival,) = (r for r in mnist if r["run"].startswith("ten separate networks of 2 bits"))
+    assert f"{number(rival['task known: %']):.1f} % in {number(rival['size']):.0f} kB" in told
     dense = cells(lines[row("| independent | ")])
     assert f"{number(dense[3]):.1f} % in {number(dense[8]) / 1000:.1f} MB" in told
-    ours = (row("| permuted-mnist, 10 tasks | "), row("| split-cifar100, 10 × 10 | "))
-    mnist, cifar = (number(cells(lines[i + 1])[4].removeprefix("class-IL ")) for i in ours)
-    assert f"falls to {mnist:.1f} % on permuted MNIST and to {cifar:.1f} % on split" in told
+    unnamed = [number(rows[0]["class-IL %"]) for rows in (mnist, cifar)]
+    assert "falls to {:.1f} % on permuted MNIST and to {:.1f} % on split".format(*unnamed) in told
     # What the text says of the folded table.
     better = set(re.findall(r"^\| ([\w-]+) \| \d+ \|[^|]*\| \*\*", text, re.M))
     said = re.search(r"On permuted MNIST, ([^;]*) clearly better than ([^;]*);", text)

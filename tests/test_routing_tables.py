@@ -190,11 +190,13 @@ def test_published_runs_keep_batches_apart(runs: Path, tmp_path: Path) -> None:
 
 def test_the_price_stands_beside_the_numbers_of_the_front_page(runs: Path) -> None:
     found = wsn(runs)
-    (row,) = make_results._without_name(found)
-    assert row[1] == "the same without the task's name, 3 passes"
+    text = make_results.headline_table([("ours", found)])
+    assert text.endswith("class-IL, domain-IL: without the task's name; 3 passes an input.")
     values = [v for r in found if (v := r.routed("class-IL", "average_accuracy")) is not None]
-    assert f"class-IL {100 * sum(values) / 2:.2f}" in row[4]
-    assert make_results._without_name([replace(found[0], result={"without_task": None})]) == []
+    assert "class-IL %" in text and f"| {100 * sum(values) / 2:.2f} ± " in text
+    bare = replace(found[0], result=found[0].result | {"without_task": None})
+    text = make_results.headline_table([("ours", [bare])])
+    assert "class-IL" not in text and "passes" not in text
 
 
 def test_bars_of_confidences_are_their_counts(runs: Path) -> None:
