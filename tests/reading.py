@@ -78,10 +78,10 @@ def export(path: Path, net: Any = None) -> Any:
 
 def report(path: Path, net: Any = None) -> Any:
     """The pictures of a saved model."""
-    from tinysubnets.report import figures
+    from tinysubnets.report import model_figures
 
     store = SubnetStore.load(path, net)
-    return figures.of_model(store) if store.tasks else None
+    return model_figures.of_model(store) if store.tasks else None
 
 
 def resume(path: Path, net: Any = None) -> Any:

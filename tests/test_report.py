@@ -307,12 +307,12 @@ def test_names_of_tasks_and_classes_are_only_text(nasty: str, runs: Path, tmp_pa
 
 def test_names_in_a_model_are_only_text(tmp_path: Path) -> None:
     """Those of the pictures of masks, which come from the model's file."""
-    from tinysubnets.report import figures
+    from tinysubnets.report import model_figures
 
     for nasty in NASTY:
         store = models.store(tasks=2)
         models.add_task(store, 4, name=nasty, classes=(nasty, "b", "c"))
-        for figure in figures.of_model(store):
+        for figure in model_figures.of_model(store):
             drawn = ElementTree.fromstring(figure.drawing.file_text())
             assert {e.tag.rpartition("}")[2] for e in drawn.iter()} <= SHAPES
             assert not OBEYED.search(figure.drawing.svg())
@@ -482,8 +482,7 @@ def test_of_many_tasks_the_least_accurate_are_shown(tmp_path: Path) -> None:
 
 
 def test_columns_end_about_together() -> None:
-    from tinysubnets.report.drawing import Drawing
-    from tinysubnets.report.figures import Figure
+    from tinysubnets.report.drawing import Drawing, Figure
     from tinysubnets.report.page import balanced
 
     def figure(height: float) -> Figure:
@@ -507,17 +506,17 @@ def test_dense_methods_have_a_page_without_masks(tmp_path: Path) -> None:
 def test_overlap_and_ownership_follow_the_masks(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinysubnets.report import figures
+    from tinysubnets.report import model_figures
 
     store = read_run(runs / "tsn-wr" / "seed-0").store()
     assert store is not None
     first, second = (store.subnet(t).mask for t in store.tasks[:2])
-    monkeypatch.setattr(figures, "CHUNK", 1000)
-    drawn = figures.mask_overlap(store).drawing.svg()
+    monkeypatch.setattr(model_figures, "CHUNK", 1000)
+    drawn = model_figures.mask_overlap(store).drawing.svg()
     share = float((first & second).sum() / first.sum())
     sides = ("of task 1 (permutation-0)", "also used by task 2 (permutation-1)")
     assert f"{', '.join(sides)}: {share * 100:.0f} %" in drawn
-    owner = figures.owners(store, 0)
+    owner = model_figures.owners(store, 0)
     assert torch.equal(owner == 1, first)
     assert torch.equal(owner == 2, second & ~first)
 

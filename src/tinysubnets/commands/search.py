@@ -253,7 +253,7 @@ def _counted(search: Search) -> str:
 def _tell(search: Search, options: argparse.Namespace) -> bool:
     """Print the front and write its picture and the best recipe; False: none below the budget."""
     from tinysubnets.experiments.search import best_below
-    from tinysubnets.report.charts import size_text
+    from tinysubnets.experiments.tables import size_text
 
     results, folder, budget = search.results, search.folder, search.plan.budget
     if not results:
@@ -310,7 +310,8 @@ def _shown(value: Any) -> str:
 
 def _picture(search: Search, best: TrialResult) -> Any:
     """Accuracy against bytes of all complete trials: the front in color, the best one named."""
-    from tinysubnets.report.charts import Dot, size_scatter, size_text
+    from tinysubnets.experiments.tables import size_text
+    from tinysubnets.report.charts import Dot, size_scatter
 
     front = {r.number for r in search.front()}
     dots = []

@@ -214,7 +214,7 @@ def _shares(task: Mapping[str, Any], store: SubnetStore | None) -> tuple[str, st
 
 
 def _save_masks(run: Run, store: SubnetStore, out: Path) -> None:
-    from tinysubnets.report.figures import ownership, task_masks
+    from tinysubnets.report.model_figures import ownership, task_masks
 
     stem = f"{run.scenario}-{run.method}"
     for figure in (ownership(store), task_masks(store)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -149,6 +150,16 @@ class Drawing:
             f'font-family="system-ui, sans-serif">\n<title>{_escaped(self.title)}</title>\n'
             f"<style>@media (prefers-color-scheme: dark) {{ {dark} }}</style>\n{body}\n</svg>\n"
         )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing with its heading and caption; `key` names its file."""
+
+    key: str
+    heading: str
+    drawing: Drawing
+    caption: str
 
 
 def text_width(text: str, size: float = SMALL) -> float:

@@ -12,11 +12,10 @@ import jinja2
 from tinysubnets import __version__
 from tinysubnets.experiments.metrics import parts_told, where_not_test
 from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
+from tinysubnets.experiments.tables import size_text
 from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.report import figures, theme
-from tinysubnets.report.charts import size_text
-from tinysubnets.report.drawing import Drawing
-from tinysubnets.report.figures import Figure
+from tinysubnets.report.drawing import Drawing, Figure
 from tinysubnets.text import for_terminal
 
 DETAILED = 8  # at most so many groups get pictures of their own
