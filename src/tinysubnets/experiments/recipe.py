@@ -372,6 +372,22 @@ def build_architecture(recipe: Recipe, shape: tuple[int, ...], seed: int) -> Arc
     return Architecture(net, head, rebuild=rebuild, base=base)
 
 
+def build_learner(
+    recipe: Recipe, architecture: Architecture, *, device: str, seed: int
+) -> Learner:
+    """A new learner by the recipe's method and settings."""
+    return learners.build(
+        recipe.method,
+        architecture,
+        settings=recipe.learner,
+        training=recipe.training,
+        pruning=recipe.pruning,
+        routing=recipe.routing,
+        device=device,
+        seed=seed,
+    )
+
+
 def as_expected(task: Task, learner: Learner) -> Task:
     """A task normalized as the pretrained network that it is learned with expects its images."""
     expected = learner.architecture.expected_inputs

@@ -30,12 +30,8 @@ from tinysubnets.errors import (
     SettingError,
     TaskError,
 )
-from tinysubnets.experiments import methods as learners
 from tinysubnets.experiments import results
-from tinysubnets.experiments.checkpoint import (
-    Checkpoint,
-    Checkpoints,
-)
+from tinysubnets.experiments.checkpoint import Checkpoint, Checkpoints
 from tinysubnets.experiments.metrics import (
     MAX_FULL,
     Probe,
@@ -44,7 +40,13 @@ from tinysubnets.experiments.metrics import (
     measure_row,
     share_right,
 )
-from tinysubnets.experiments.recipe import Plan, Recipe, as_expected, build_architecture
+from tinysubnets.experiments.recipe import (
+    Plan,
+    Recipe,
+    as_expected,
+    build_architecture,
+    build_learner,
+)
 from tinysubnets.experiments.routing import without_task
 from tinysubnets.experiments.run_dir import RunDir
 from tinysubnets.files import friendly_os_errors, remove_folder
@@ -130,16 +132,7 @@ class Experiment:
             short = len(self.probes) <= MAX_FULL
             plan = replace(plan, matrix="full" if short else "diagonal")
         self.plan = plan
-        self.learner = learners.build(
-            recipe.method,
-            architecture,
-            settings=recipe.learner,
-            training=recipe.training,
-            pruning=recipe.pruning,
-            routing=recipe.routing,
-            device=plan.device,
-            seed=plan.seed,
-        )
+        self.learner = build_learner(recipe, architecture, device=plan.device, seed=plan.seed)
         self.chosen = _chosen(recipe, self.learner.architecture, shape)
         self.matrix: list[Row] = []
         self.notes: list[str] = []

@@ -18,9 +18,13 @@ import torch
 
 from tinysubnets import scenarios
 from tinysubnets.errors import CapacityWarning, TinySubNetsError
-from tinysubnets.experiments import methods
 from tinysubnets.experiments.metrics import Probe, accuracy
-from tinysubnets.experiments.recipe import Recipe, as_expected, build_architecture
+from tinysubnets.experiments.recipe import (
+    Recipe,
+    as_expected,
+    build_architecture,
+    build_learner,
+)
 from tinysubnets.experiments.search_space import Space, with_settings
 from tinysubnets.tasks.task import Split, Task
 from tinysubnets.training.loop import EpochReport
@@ -168,16 +172,7 @@ def _learner(plan: SearchPlan, recipe: Recipe, seed: int, first: Task) -> Learne
     is_small = architecture.num_shared < SMALL_NETWORK
     own = 1 if is_small else max(1, _NUM_THREADS // plan.jobs)
     torch.set_num_threads(plan.threads or own)
-    return methods.build(
-        recipe.method,
-        architecture,
-        settings=recipe.learner,
-        training=recipe.training,
-        pruning=recipe.pruning,
-        routing=recipe.routing,
-        device=plan.device,
-        seed=seed,
-    )
+    return build_learner(recipe, architecture, device=plan.device, seed=seed)
 
 
 def _held(valid: Split) -> Split:

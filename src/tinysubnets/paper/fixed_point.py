@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tinysubnets.errors import SettingError
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.paper.operations import inner_layers_called
 from tinysubnets.tasks.task import Split
 
 BATCHNORM_SAMPLES = 500
@@ -128,13 +129,11 @@ def _entering(
 
         return code.get_submodule(name).register_forward_pre_hook(hook)
 
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     handles = [attach(name) for name in layers]
     try:
-        yield
+        with inner_layers_called():
+            yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
         for handle in handles:
             handle.remove()
 

@@ -122,6 +122,17 @@ def _watch(
 
 
 @contextmanager
+def inner_layers_called() -> Iterator[None]:
+    """Inside, transformers call every layer in them; their fused path would call none."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@contextmanager
 def _hooks(
     net: nn.Module, found: list[tuple[str, str, str | None, int]], uncounted: list[str]
 ) -> Iterator[None]:
@@ -135,14 +146,11 @@ def _hooks(
 
         return module.register_forward_hook(hook, with_kwargs=True)
 
-    # The fused transformer path would call no inner layer, so nothing could be watched.
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     handles = [watch(n, m) for n, m in net.named_modules() if _owns_weights(m)]
     try:
-        yield
+        with inner_layers_called():
+            yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
         for handle in handles:
             handle.remove()
 
