@@ -66,9 +66,9 @@ class Described:
 _TEST = "Settings chosen on validation data with development seeds, measured once on test seeds."
 _ALONE = "Each changed alone in the recipe `whole`, nothing else tuned to it."
 _SPREAD = (
-    "`tsn-wr` of the main table. `one-order`: one draw of the data (class order or permutations, "
-    "validation images), another start (initial values, batches) for each seed; `one-start`: one "
-    "start, another draw of the data for each run."
+    "`tsn-wr` of the main table. `one-order`: all runs have one draw of the data (class order or "
+    "permutations, validation images), and each its own start (initial values, batches). "
+    "`one-start`: all runs have one start, and each its own draw of the data."
 )
 DESCRIBED = {
     "equal-kilobytes-mnist": Described(
@@ -99,14 +99,14 @@ DESCRIBED = {
     ),
     "main-mnist": Described(
         "Every method at its best, permuted MNIST",
-        f"{_TEST} The paper's network, 784-100-100, and 10 epochs a task for all; of each one's "
-        "main dial that value which validation accuracy chose, whatever its bytes. "
+        f"{_TEST} All methods have the paper's network, 784-100-100, and 10 epochs a task; "
+        "validation accuracy chose the value of each one's main dial, whatever its bytes. "
         "`tsn-wr-signs`: weights chosen by their size and stored as signs, as in "
         "`best/permuted-mnist`. `separate`: ten networks, compressed as ours are; "
-        "`separate-small`: of half the width, 4 bits. `…-same-codec`: weights in 4 bits and "
-        "task-specific parameters rounded, by our codec; of WSN with our densities by layer, too. "
-        "Ada-QPackNet first had a density that "
-        "four tasks had chosen and ten do not fit, and failed; its dial ends at 0.1 since.",
+        "`separate-small`: the same of half the width, in 4 bits. `…-same-codec`: stored by our "
+        "codec, weights in 4 bits and task-specific parameters rounded; WSN also with our "
+        "densities by layer. Ada-QPackNet failed at first: the density that was chosen with four tasks left "
+        "no room for ten. Its dial ends at 0.1 since.",
         "tsn-wr",
         True,
     ),
@@ -604,7 +604,8 @@ def main_table(name: str, tables: Tables) -> str:
     heads = ("method", "n", "validation %", "task known: %", ours, "BWT", "class-IL %")
     text = lines_of((*heads, "domain-IL %", "kB", "file %", "the paper's"), rows)
     if len(rows) > num_methods:
-        text += "\n\n† One seed, without files, measured before; dials not searched but LwF's."
+        text += "\n\n† One seed, measured before runs were kept; of the dials only LwF's was "
+        text += "searched."
     if apart := spread_apart(name, tables):
         text += f"\n\n{apart}"
     machines = ", ".join(sorted({str(_environment(r, "device")) for r in runs}))
@@ -680,8 +681,8 @@ def costs(name: str, tables: Tables) -> str:
         lost = sum(places.fullmatch(key) is not None for key in failed)
         counts = (str(len(tried) or "–"), str(len(runs)), str(lost))
         rows.append((label, *counts, f"{seconds / 60:.1f}"))
-    text = "Trials on validation data (–: the value of the row that it is a variant of), runs on "
-    text += "test seeds, failures, minutes (several at once):"
+    text = "Trials on validation data (–: a variant, which has the value of its main row), runs on "
+    text += "test seeds, failures, and minutes (several runs at once):"
     return f"{text}\n\n{lines_of(('row', 'trials', 'runs', 'failed', 'minutes'), rows)}"
 
 

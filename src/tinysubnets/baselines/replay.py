@@ -101,8 +101,8 @@ class ReplayBuffer:
 def updated_buffer(learner: DenseLearner, task: Task, capacity: int) -> ReplayBuffer:
     """The learner's buffer with room made for the training samples of one more task.
 
-    Which samples is random, by the portable generator. What is dropped later is the end of a class,
-    so that the samples of a class only ever become fewer.
+    Samples are drawn by the portable generator. When room is made for later tasks, the end of each
+    class is dropped, so that the samples of a class only ever become fewer.
 
     - `task`: with output columns as labels; not learned yet.
     - `capacity`: the most samples in all.

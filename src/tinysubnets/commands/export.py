@@ -89,7 +89,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _export_all(store: SubnetStore, options: argparse.Namespace) -> int:
-    """All tasks in one file, with routing inside."""
+    """Write all tasks into one file, with what finds the task of an input."""
     from tinysubnets.format import onnx as export
     from tinysubnets.format.routed import OUTPUTS
     from tinysubnets.model.routing import Router

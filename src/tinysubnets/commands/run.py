@@ -225,7 +225,7 @@ def _check_trust(values: Mapping[str, Any], options: argparse.Namespace) -> None
 
 
 def check_tensorboard(options: argparse.Namespace) -> None:
-    """Miss TensorBoard before anything is written."""
+    """Refuse --tensorboard before anything is written, if TensorBoard is not installed."""
     if options.tensorboard:
         from tinysubnets.experiments.progress import summary_writer
 
@@ -234,7 +234,7 @@ def check_tensorboard(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def read_or_not() -> Iterator[None]:
-    """What is printed inside is lost where its reader has gone, as in `| head`; work goes on."""
+    """Inside, it is no error if the reader of the output has gone, as in `| head`."""
     try:
         yield
         sys.stdout.flush()
@@ -297,7 +297,7 @@ def _perform(experiment: Experiment, options: argparse.Namespace) -> int:
 
 
 def _follow(experiment: Experiment) -> int:
-    """Run an experiment beside the process that shows and saves it, to the same end."""
+    """Run an experiment to its end without showing or saving it: another process does that."""
     from tinysubnets.experiments.run import Finished
     from tinysubnets.training.distributed import any_of
 

@@ -64,7 +64,7 @@ def parts_told(parts: Sequence[str]) -> str:
 
 
 def where_not_test(parts: Sequence[str]) -> str:
-    """What is to be said behind an accuracy: nothing where test data alone were measured.
+    """The words behind an accuracy that say which data it is of; none if test data alone.
 
     >>> where_not_test(["test"]), where_not_test(["valid"])
     ('', ' on validation data')

@@ -25,12 +25,12 @@ MAX_MATRIX = 10  # tasks of which the whole accuracy matrix is shown
 
 
 class Clock:
-    """How long a run will still take: epochs, and what follows those of each task.
+    """How long a run will still take: its epochs, and what follows the epochs of each task.
 
-    That is compression with post-pruning, and measuring all tasks so far. How long it takes is
-    known from earlier tasks, or in the first one from the steps of post-pruning; before that only
-    the epochs are, and `is_least` says so. Where tasks climb ladders, nobody knows how many epochs
-    are left: then the time is that of the tasks learned so far.
+    What follows is compression with post-pruning, and measuring all tasks so far. Its time is known
+    from earlier tasks, or in the first task from the steps of post-pruning. Before that, the time
+    left is that of the epochs alone, and `is_least` is true. Where tasks climb ladders, nobody
+    knows how many epochs are left: then the tasks learned so far give the time of the others.
 
     - `now`: gives the seconds of a clock.
     """

@@ -161,7 +161,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _near_file(path: Path) -> str:
-    """A hint at the recipe beside a path whose name is most like its name."""
+    """A hint at the recipe in the same folder whose name is most like the given one."""
     found = [file.name for file in path.parent.glob("*.toml")]
     close = get_close_matches(path.name, found, n=1)
     return f" Did you mean {str(path.with_name(close[0]))!r}?" if close else ""

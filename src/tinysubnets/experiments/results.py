@@ -440,7 +440,7 @@ class Group:
 
     @property
     def passes(self) -> str:
-        """How many passes of networks an input takes whose task is not told; "" where unknown."""
+        """How many networks an input passes if its task is not given; "" if not measured."""
         counts = sorted({int(n) for r in self.runs if (n := r.routed("passes")) is not None})
         return "–".join(map(str, counts[:1] + counts[1:][-1:]))
 

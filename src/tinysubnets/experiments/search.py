@@ -251,9 +251,9 @@ class Search:
 
     @contextlib.contextmanager
     def _told_of_damage(self) -> Iterator[None]:
-        """Errors of Optuna over a file that is no study of its own making, told as ours.
+        """Turn Optuna's errors over a file that it has not written into a RunError.
 
-        What it reads there it takes as it is, so that any of these can come of it.
+        Optuna does not check what it reads, so that any of these errors can come of it.
         """
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -283,7 +283,7 @@ class Search:
         return kind(allowed.low, allowed.high, log=allowed.is_log)
 
     def _begin_(self) -> None:
-        """Say in the study what it is about; or check that it is about the same."""
+        """Record in a new study what is searched; check that an old one searches the same."""
         plan = self.plan
         about = {
             "settings": flat(plan.recipe.as_dict()),
@@ -328,13 +328,13 @@ class Search:
                 raise self._damaged(f"trial {trial.number} lacks settings, or what it came to")
 
     def _tidy_(self) -> None:
-        """Trials that were cut off are failed ones, and wait to be run again."""
+        """Mark trials that were cut off as failed, and queue their settings to be tried again."""
         for trial in self._trials("RUNNING"):
             self._again_(trial)
             self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
 
     def _again_(self, trial: Any, attempts: int = 0) -> None:
-        """Let the settings of a trial wait to be tried again, once."""
+        """Queue the settings of a trial to be tried again, unless they are queued already."""
         if any(t.user_attrs.get("again_of") == trial.number for t in self.study.trials):
             return  # by a process that was killed right after it
         settings = trial.system_attrs.get("fixed_params", {}) | trial.params
@@ -458,7 +458,7 @@ class Search:
                 stream.cancel(force=True)
 
     def _hear_stream_(self, stream: Stream, trial: Any) -> Iterator[Event]:
-        """What a trial on another machine has come to; one that is given up is ended there."""
+        """The new messages of a trial on another machine; one that is given up is ended there."""
         from tinysubnets.experiments.cluster import LostError
 
         try:
@@ -486,7 +486,7 @@ class Search:
             return self._lost_(worker.trial, f"its process ended with status {status}")
 
     def _lost_(self, trial: Any, reason: str) -> TrialEnded:
-        """A process that died takes its trial with it; it is tried again, but not for ever."""
+        """Fail the trial of a process that died; it is tried again, up to `MAX_ATTEMPTS` times."""
         attempts = trial.user_attrs.get("attempts", 0) + 1
         if attempts < MAX_ATTEMPTS:
             self._again_(self.study.trials[trial.number], attempts)
@@ -507,7 +507,7 @@ class Search:
         return self.study.ask(self.distributions)
 
     def _take_(self, trial: Any, message: EpochReport | Partial | Failed) -> Event:
-        """Write down what a trial says; it may end it."""
+        """Record a message of a trial in the study; it may end the trial."""
         state = self.optuna.trial.TrialState
         if isinstance(message, EpochReport):
             return TrialWent(trial.number, message)

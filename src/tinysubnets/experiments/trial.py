@@ -176,7 +176,7 @@ def _learner(plan: SearchPlan, recipe: Recipe, seed: int, first: Task) -> Learne
 
 
 def _held(valid: Split) -> Split:
-    """Validation data to be kept: without the training data that lie in the same memory."""
+    """Validation data without the training data in the same memory, so that these can go."""
     if isinstance(valid.source, torch.Tensor):
         return Split(valid.inputs(), valid.labels)
     return valid  # on disk
