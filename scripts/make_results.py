@@ -105,8 +105,8 @@ DESCRIBED = {
         "`best/permuted-mnist`. `separate`: ten networks, compressed as ours are; "
         "`separate-small`: the same of half the width, in 4 bits. `…-same-codec`: stored by our "
         "codec, weights in 4 bits and task-specific parameters rounded; WSN also with our "
-        "densities by layer. Ada-QPackNet failed at first: the density that was chosen with four tasks left "
-        "no room for ten. Its dial ends at 0.1 since.",
+        "densities by layer. Ada-QPackNet failed at first: the density that was chosen with four "
+        "tasks left no room for ten. Its dial ends at 0.1 since.",
         "tsn-wr",
         True,
     ),

@@ -173,9 +173,10 @@ def read_task(
     sample = known[0] if known else None
     parts = read_parts(data, sample, name, None if sample is None else (alike or {}).get(sample))
     train, valid, test = parts["train"], parts.get("valid"), parts.get("test")
-    is_fitting = normalization is not None and train.inputs.dtype == np.uint8
-    is_fitting = is_fitting and train.inputs.ndim == 4
-    if normalization is None or not is_fitting or train.inputs.shape[1] != len(normalization.mean):
+    shape, is_raw = train.inputs.shape, train.inputs.dtype == np.uint8
+    if normalization is not None and (
+        not is_raw or len(shape) != 4 or shape[1] != len(normalization.mean)
+    ):
         normalization = None
     task = Task.from_arrays(
         name,
