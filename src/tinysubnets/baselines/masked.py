@@ -158,7 +158,7 @@ class WSN(MaskedBaseline):
             task,
             decision,
             module,
-            at_once(lambda trained: _as_trained(trained, settings.bits)),
+            at_once(lambda trained: as_trained(trained, settings.bits)),
             task_params=stored_params(settings.task_param_bits),
             reports=self.reports,
         )
@@ -177,7 +177,7 @@ class WSN(MaskedBaseline):
         return {"wsn": 1 - self.store.free_share() + 8 * seven_tasks_size(masks) / (32 * num)}
 
 
-def _as_trained(trained: Compressor, bits: int) -> Compressed:
+def as_trained(trained: Compressor, bits: int) -> Compressed:
     """The mask and the weights as they were trained, in 32 bits, or rounded to fewer."""
     return Compressed(trained.mask, bits, trained.encode(trained.mask, bits))
 
@@ -408,7 +408,7 @@ class PackNet(MaskedBaseline):
             decision,
             module,
             self._prune_,
-            lambda trained: _as_trained(trained, self.settings.bits),
+            lambda trained: as_trained(trained, self.settings.bits),
             retrain=self.settings.retrain,
             factor=self.settings.retrain_factor,
             task_params=stored_params(self.settings.task_param_bits),

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from tinysubnets.baselines.masked import MaskedBaseline
+from tinysubnets.baselines.masked import MaskedBaseline, as_trained
 from tinysubnets.errors import SettingError
 from tinysubnets.method.banks import new_bank
 from tinysubnets.method.base import ScenarioType
-from tinysubnets.method.compress import Compressed, Compressor, TaskParamSettings
+from tinysubnets.method.compress import TaskParamSettings
 from tinysubnets.method.core import SubnetTrainer, at_once
 from tinysubnets.model.subnet import BankDecision
 from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
@@ -69,11 +69,7 @@ class SeparateNetworks(MaskedBaseline):
             task,
             BankDecision(bank, "a network of its own"),
             module,
-            at_once(self._compress),
+            at_once(lambda trained: as_trained(trained, settings.bits)),
             task_params=TaskParamSettings(settings.task_param_bits, settings.task_param_tolerance),
             reports=self.reports,
         )
-
-    def _compress(self, trained: Compressor) -> Compressed:
-        bits = self.settings.bits
-        return Compressed(trained.mask, bits, trained.encode(trained.mask, bits))
