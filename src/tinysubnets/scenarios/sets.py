@@ -20,7 +20,7 @@ from tinysubnets.tasks.rearranged import RearrangedInputs
 from tinysubnets.tasks.task import Split, Task, fitted_normalization, stratified
 
 DIGITS_TEST_SHARE = 0.2
-_NORMALISED_VALUES = 1 << 22  # enough for mean and deviation; whole sets may not fit in memory
+_NORMALIZED_VALUES = 1 << 22  # enough for mean and deviation; whole sets may not fit in memory
 
 
 def load_set(
@@ -146,7 +146,7 @@ def _evenly(labels: Tensor, limit: int, path: tuple[int | str, ...]) -> Tensor:
 def _normalization(name: str, train: Split) -> Normalization:
     """Mean and deviation per channel, from as many samples as are read in a moment."""
     sample = train.inputs(slice(0, 1)).numel()
-    step = -(-len(train) * sample // _NORMALISED_VALUES)
+    step = -(-len(train) * sample // _NORMALIZED_VALUES)
     if step > 1:
         assert train.index is not None
         train = Split(train.source, train.labels[::step], train.index[::step])
