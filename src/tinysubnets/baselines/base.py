@@ -91,7 +91,7 @@ from tinysubnets.training.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class DenseSettings:
-    """What all dense methods can be told.
+    """The settings that all dense methods have.
 
     - `scenario_type`: whether the task of an input is known ("task-IL"), or unknown among the
       classes of all tasks ("class-IL") or with the same classes in every task ("domain-IL").

@@ -95,7 +95,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _predict_routed(store: SubnetStore, options: argparse.Namespace) -> int:
-    """Labels of inputs whose task is not told, and the task that each came from."""
+    """Show labels of inputs whose task is not given, and the task that each came from."""
     among = options.among or list(store.tasks)
     names, inputs, complaints = _read_inputs(store, among, options.files)
     if not names:
@@ -268,9 +268,9 @@ def _shown(found: Evaluation, parts: tuple[Part, Part], data: str) -> str:
 
 
 def _evaluate_unknown(options: argparse.Namespace) -> int:
-    """How well inputs of something else are told from those of the tasks.
+    """Show how well inputs of something else are recognized as unknown.
 
-    And, of one task whose data have labels, how well these are answered.
+    And how accurate the answers are, for one task whose data have labels.
     """
     store = loaded(options, options.task)
     tasks = list(store.tasks) if options.task is None else [options.task]

@@ -147,7 +147,7 @@ def _together(options: argparse.Namespace, work: Callable[[argparse.Namespace], 
 
 
 def _device(options: argparse.Namespace) -> str:
-    """Where the run trains: as asked for, or, where it goes on, as it has before."""
+    """The device of the run: as asked for, or, for a run that goes on, the one it had."""
     if hasattr(options, "device"):
         return str(options.device)
     with contextlib.suppress(OSError, tomllib.TOMLDecodeError, KeyError, TypeError):
@@ -310,7 +310,7 @@ def _follow(experiment: Experiment) -> int:
 
 @contextlib.contextmanager
 def _hinted(path: Path) -> Iterator[None]:
-    """Say how to go on where memory, a lost process, or something unforeseen, ends a run."""
+    """Say how to go on, if a run ends by lack of memory, a lost process, or an unforeseen error."""
     from tinysubnets.training import distributed
 
     try:

@@ -33,7 +33,7 @@ def decode_image(
 
 
 def sniff(encoded: bytes) -> Preprocessing:
-    """What takes an image as it is, for sets of which nothing is known beforehand."""
+    """The form that keeps an image as it is, for sets whose form is not known beforehand."""
     from PIL import Image
 
     try:

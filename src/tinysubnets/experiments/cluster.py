@@ -78,7 +78,7 @@ class Ended:
 
 
 def work(given: Assignment, is_stopped: Callable[[], bool]) -> Iterator[Going | Ended]:
-    """Run, or go on with, what was assigned: how far it is now and then, and at last how it ended.
+    """Run what was assigned; yields how far it is now and then, and at last how it ended.
 
     - `is_stopped`: asked now and then; a run that is stopped saves, and ends with 130.
     """
@@ -335,7 +335,7 @@ class Stop:
 
 
 def work_until(given: Assignment, stop: Any) -> Iterator[Going | Ended]:
-    """`work` as a task of the cluster, which ends early when `stop`, an actor, says so."""
+    """`work` as a task of the cluster; it ends early when the actor `stop` says so."""
     ray = import_ray()
     is_wanted, is_over = threading.Event(), threading.Event()
 

@@ -422,7 +422,7 @@ def default_folder(recipe: Recipe, seed: int, base: str | Path = "runs") -> Path
 
 
 def unused(first: Path) -> Path:
-    """The folder, or the first one like it, with a number, that holds no run."""
+    """The folder; if it holds a run, the first one with a number behind that does not."""
     path, number = first, 1
     while (path / "config.toml").exists():
         number += 1

@@ -189,7 +189,7 @@ def _confidences(final: Sequence[Routing], found: Sequence[np.ndarray]) -> dict[
 def _unknown(
     routed: Sequence[Routed], names: Sequence[str], final: Sequence[Routing]
 ) -> dict[str, Any] | None:
-    """How well inputs of a task are told as unknown when it is no candidate.
+    """How well inputs of a task are recognized as unknown when it is no candidate.
 
     Each task is left out in turn: its inputs are unknown, those of all others are not. None where
     there is one task alone, or nothing is kept that tells.

@@ -239,7 +239,7 @@ def _check_values(recipe: Recipe, space: Space, shape: tuple[int, ...]) -> None:
 
 
 def default_space(recipe: Recipe, network: str, num_tasks: int) -> dict[str, str]:
-    """The space of a recipe that gives none: the dials of its method, the rate, epochs, dropout.
+    """The space of a recipe that gives none: its method's dials, learning rate, epochs, dropout.
 
     - `network`: the name of the network; dropout is searched where it has such a setting.
     - `num_tasks`: methods with disjoint tasks have that many parts of a network to give.

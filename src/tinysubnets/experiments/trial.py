@@ -122,7 +122,7 @@ def attempt(
 def attempt_anywhere(
     plan: SearchPlan, settings: Mapping[str, Any]
 ) -> Iterator[EpochReport | Partial | Failed]:
-    """`attempt` as a task of a cluster: files are weighed there, and not every epoch is told."""
+    """`attempt` as a task of a cluster: files are weighed there, and few epochs are reported."""
     told = -math.inf
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         for message in attempt(plan, settings, Path(folder)):

@@ -108,7 +108,7 @@ def _task_names(run: Run) -> list[str]:
 
 
 def classes(run: Run) -> list[Figure]:
-    """Of each task how well its classes are told apart; of many tasks the least accurate ones."""
+    """For each task, how well its classes are told apart; for many, the least accurate tasks."""
     known = [(i, task) for i, task in enumerate(run.tasks, 1) if _counts(task) or _by_class(task)]
     known.sort(key=lambda item: item[1].get("final_accuracy") or 0.0)
     return [_classes(number, task) for number, task in sorted(known[:MAX_CONFUSED], key=_first)]
@@ -240,7 +240,7 @@ def per_task(run: Run) -> Figure | None:
 
 
 def _free(run: Run) -> dict[int, float]:
-    """The share of its bank, in %, that is free after a task, for each that has one."""
+    """By the number of each task that has a bank: the share of it in % that is free afterwards."""
     return {
         i: 100 * (1 - task["owned_after_pruning"])
         for i, task in enumerate(run.tasks)

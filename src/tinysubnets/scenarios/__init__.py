@@ -36,7 +36,7 @@ class Scenario(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One scenario: a line about it, its tasks in words, its network, its data and its code.
+    """One scenario: a line about it, its tasks and network in words, its data, its code.
 
     `defaults` are settings of this scenario where they differ from those of its kind.
     """

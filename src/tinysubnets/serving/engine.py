@@ -91,7 +91,7 @@ class Models:
             return Served(store, file.identity, file.file_bytes, sizes)
 
     def look(self) -> bool:
-        """Take over the file in its place if it is another than before; whether it was.
+        """Take over the model file if it was replaced; gives whether a new one is served.
 
         It is loaded beside the one that is served, which stays if the new one cannot be read.
         """
