@@ -396,9 +396,8 @@ def headline(tables: Tables) -> str:
     if older:
         heads = ("scenario", "recipe and changes", "n", "accuracy %", "size", "file %", "paper %")
         text = f"{lines_of(heads, older)}\n\n† {before['note']}"
-        parts.append(
-            f"<details><summary>Older numbers, without files (†)</summary>\n\n{text}\n\n</details>"
-        )
+        summary = "<summary>Older numbers, without files (†)</summary>"
+        parts.append(f'<details markdown="1">{summary}\n\n{text}\n\n</details>')
     return "\n\n".join(part for part in parts if part)
 
 
