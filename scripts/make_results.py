@@ -29,7 +29,7 @@ from tinysubnets.experiments import recipe as recipes  # noqa: E402
 from tinysubnets.experiments.results import Run, Spread, read_run  # noqa: E402
 from tinysubnets.experiments.tables import size_text  # noqa: E402
 from tinysubnets.model.subnet import NO_BANK  # noqa: E402
-from tinysubnets.paper.measures import Measured  # noqa: E402
+from tinysubnets.paper import measures  # noqa: E402
 from tinysubnets.paper.numbers import ACCURACY, CAPACITY, NO_DATA  # noqa: E402
 
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"
@@ -187,12 +187,7 @@ def share(view: str) -> Callable[[Run], float | None]:
 def ledger_share(part: str) -> Callable[[Run], float | None]:
     """A line of a run's ledger in % of the dense weights."""
 
-    def measure(run: Run) -> float | None:
-        ledger = run.result.get("ledger") or {}
-        bits, weights = (ledger.get("total") or {}).get(part), ledger.get("num_weights")
-        return None if bits is None or not weights else 100 * bits / (32 * weights)
-
-    return measure
+    return lambda run: _percent(measures.ledger_share(run, part))
 
 
 def paper_view(runs: Sequence[Run]) -> str:
@@ -510,7 +505,7 @@ def energy(tables: Tables) -> str:
             found = run.result.get("measured_on_model") or {}
             if not found:
                 continue
-            costs = Measured(run).operations() or []
+            costs = measures.Measured(run).operations() or []
             kept = sum(c.effective_macs for c in costs) / max(1, len(costs))
             macs = (f"{costs[0].macs / 1e3:,.1f}", f"{kept / 1e3:,.1f}") if costs else ("–", "–")
             fixed = found.get("fixed_point") or {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -23,7 +23,6 @@ from tinysubnets.experiments.metrics import MATRICES
 from tinysubnets.experiments.recipe import Recipe, complete
 from tinysubnets.experiments.results import (
     Run,
-    Spread,
     find_runs,
     first_difference,
     grouped,
@@ -40,21 +39,22 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 STOPPED = (130, -signal.SIGINT)  # by Ctrl-C, the latter before the run listened to it
-_COLUMNS = {
-    "accuracy": "average_accuracy",
-    "BWT": "backward_transfer",
-    "FWT": "forward_transfer",
+_COLUMNS: dict[str, Callable[[Run], float | None]] = {
+    "accuracy %": lambda r: r.metric("average_accuracy"),
+    "BWT %": lambda r: r.metric("backward_transfer"),
+    "FWT %": lambda r: r.metric("forward_transfer"),
+    "file %": lambda r: r.capacity("file"),
+    "paper %": lambda r: r.capacity("paper"),
 }
-
-_ROUTED = {  # measured without the task's name, in the same run
-    "class-IL": ("class-IL", "average_accuracy"),
-    "class-IL BWT": ("class-IL", "backward_transfer"),
-    "domain-IL": ("domain-IL", "average_accuracy"),
-    "domain-IL BWT": ("domain-IL", "backward_transfer"),
-    "task found": ("task_accuracy",),
-    "class-IL, entropy": ("entropy_rule", "class-IL"),
-    "domain-IL, entropy": ("entropy_rule", "domain-IL"),
-    "unknown, AUROC": ("unknown", "auroc"),
+_ROUTED: dict[str, Callable[[Run], float | None]] = {  # without the task's name, in the same run
+    "class-IL %": lambda r: r.routed("class-IL", "average_accuracy"),
+    "class-IL BWT %": lambda r: r.routed("class-IL", "backward_transfer"),
+    "domain-IL %": lambda r: r.routed("domain-IL", "average_accuracy"),
+    "domain-IL BWT %": lambda r: r.routed("domain-IL", "backward_transfer"),
+    "task found %": lambda r: r.routed("task_accuracy"),
+    "class-IL, entropy %": lambda r: r.routed("entropy_rule", "class-IL"),
+    "domain-IL, entropy %": lambda r: r.routed("entropy_rule", "domain-IL"),
+    "unknown, AUROC %": lambda r: r.routed("unknown", "auroc"),
 }
 
 
@@ -234,27 +234,24 @@ def summary(folder: Path, methods: Sequence[str]) -> str:
     groups = grouped(find_runs([folder]))
     earlier = [r for g in groups for r in g.runs if not _is_asked_for(r, folder, methods)]
     all_runs = [r for g in groups for r in g.runs]
-    routed = [t for t in _ROUTED if any(r.routed(*_ROUTED[t]) is not None for r in all_runs)]
+    routed = {t: m for t, m in _ROUTED.items() if any(m(r) is not None for r in all_runs)}
     ordered = sorted(
         groups, key=lambda g: (_place(g.method, methods), g.recipe, g.runs[0].scenario_type)
     )
     rows, unnamed = [], []
     for group in ordered:
         names = [group.method, group.runs[0].scenario_type]
-        percents = [[r.metric(name) for r in group.runs] for name in _COLUMNS.values()]
-        percents += [[r.capacity(view) for r in group.runs] for view in ("file", "paper")]
-        cells = [_show(_spread(values), 100.0) for values in percents]
-        size = _spread([r.size_bytes for r in group.runs])
-        seconds = _spread([r.result.get("seconds") for r in group.runs])
-        rows.append([*names, *cells, _show(size, 1e-3), _show(seconds, 1.0)])
-        spreads = [_spread([r.routed(*_ROUTED[t]) for r in group.runs]) for t in routed]
-        if any(spreads):
-            found = [_show(spread, 100.0) for spread in spreads]
+        cells = [group.show(measure) for measure in _COLUMNS.values()]
+        size = group.show(lambda r: r.size_bytes, factor=1e-3)
+        seconds = group.show(lambda r: r.result.get("seconds"), factor=1.0)
+        rows.append([*names, *cells, size, seconds])
+        found = [group.show(measure) for measure in routed.values()]
+        if any(cell != "–" for cell in found):
             unnamed.append([*names, *found, group.passes or "–"])
-    shown = [f"{c} %" for c in (*_COLUMNS, "file", "paper")]
-    tables = [text_table(rows, ["method", "scenario type", *shown, "kB", "seconds"], num_labels=2)]
+    headings = ["method", "scenario type", *_COLUMNS, "kB", "seconds"]
+    tables = [text_table(rows, headings, num_labels=2)]
     if unnamed:
-        headings = ["no task name", "scenario type", *(f"{c} %" for c in routed), "passes"]
+        headings = ["no task name", "scenario type", *routed, "passes"]
         tables += ["", text_table(unnamed, headings, num_labels=2)]
     notes = ["mean ± standard deviation (runs)"]
     if routed:
@@ -284,12 +281,3 @@ def _is_asked_for(run: Run, folder: Path, methods: Sequence[str]) -> bool:
 def _place(method: str, methods: Sequence[str]) -> int:
     names = [told.partition(":")[0] for told in methods]
     return names.index(method) if method in names else len(names)
-
-
-def _spread(values: Sequence[float | None]) -> Spread | None:
-    known = [v for v in values if v is not None]
-    return Spread.of(known) if known else None
-
-
-def _show(spread: Spread | None, factor: float) -> str:
-    return "–" if spread is None else spread.show(factor=factor)

@@ -449,6 +449,13 @@ class Group:
         values = [v for v in map(measure, self.runs) if v is not None]
         return Spread.of(values) if values else None
 
+    def show(
+        self, measure: Callable[[Run], float | None], digits: int = 2, factor: float = 100.0
+    ) -> str:
+        """Such as "97.14 ± 0.05 (5)", times the factor; – where in no run it was measured."""
+        spread = self.spread(measure)
+        return "–" if spread is None else spread.show(digits, factor)
+
 
 def changes(run: Run) -> dict[str, Any]:
     """The settings of a run that differ from its recipe in this package, by dotted name."""

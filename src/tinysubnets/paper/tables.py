@@ -28,10 +28,7 @@ def pick(
 
 def show(group: Group | None, measure: Measure, digits: int = 2, factor: float = 100.0) -> str:
     """Mean ± deviation (n) of a measure; "not run" without a group, "–" where not defined."""
-    if group is None:
-        return NOT_RUN
-    spread = group.spread(measure)
-    return "–" if spread is None else spread.show(digits, factor)
+    return NOT_RUN if group is None else group.show(measure, digits, factor)
 
 
 def ours(groups: list[Group]) -> Sequence[Group | None]:

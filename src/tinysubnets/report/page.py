@@ -11,7 +11,7 @@ import jinja2
 
 from tinysubnets import __version__
 from tinysubnets.experiments.metrics import parts_told, where_not_test
-from tinysubnets.experiments.results import Group, Run, Spread, flat, grouped
+from tinysubnets.experiments.results import Group, Run, flat, grouped
 from tinysubnets.experiments.tables import size_text
 from tinysubnets.model.subnet import NO_BANK
 from tinysubnets.report import figures, theme
@@ -213,11 +213,7 @@ def _tile(label: str, value: str, unit: str = "", detail: str = "") -> dict[str,
 def _mean(measure: Measure, digits: int, factor: float = 1.0) -> Callable[[Group], str]:
     """What shows a group's mean ± deviation over its seeds."""
 
-    def show(group: Group) -> str:
-        spread: Spread | None = group.spread(measure)
-        return "–" if spread is None else spread.show(digits, factor).rpartition(" (")[0]
-
-    return show
+    return lambda group: group.show(measure, digits, factor).partition(" (")[0]
 
 
 def _size(group: Group) -> str:
