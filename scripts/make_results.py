@@ -398,11 +398,13 @@ def headline(tables: Tables) -> str:
 
 def headline_table(groups: Sequence[tuple[str, Sequence[Run]]]) -> str:
     """Runs of one scenario by their names, and behind them the paper's own numbers."""
-    heads = ["run", "n", "task known: %", "class-IL %", "domain-IL %", "size", "file %", "paper %"]
+    heads = ["run", "n", "validation %", "task known: %", "class-IL %", "domain-IL %"]
+    heads += ["size", "file %", "paper %"]
     rows = [
         [
             name,
             str(len(runs)),
+            spread(runs, published.valid_accuracy),
             spread(runs, percent_right),
             *(spread(runs, routed(kind, "average_accuracy")) for kind in ("class-IL", "domain-IL")),
             size_text(_size(runs)),
@@ -417,7 +419,7 @@ def headline_table(groups: Sequence[tuple[str, Sequence[Run]]]) -> str:
             size = f"{CAPACITY[method][scenario]:g}"
             if (method, scenario) == ("tsn", "permuted-mnist"):
                 size += " without samples"
-            rows.append([f"the paper's {name}", "5", f"{theirs:.2f}", "", "", "", "", size])
+            rows.append([f"the paper's {name}", "5", "", f"{theirs:.2f}", *[""] * 4, size])
     kept = [i for i in range(len(heads)) if any(row[i] for row in rows)]
     text = lines_of([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
     passes = {int(n) for _, runs in groups for r in runs if (n := r.routed("passes")) is not None}

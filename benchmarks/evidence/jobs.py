@@ -188,6 +188,47 @@ def choose_tiny_imagenet() -> Iterator[Job]:
     yield from _candidates("choose-tiny-imagenet", common, halved | whole, 30)
 
 
+def choose_alexnet() -> Iterator[Job]:
+    """The paper's AlexNet as differences of signs: four tasks of split CIFAR-100."""
+    common = (
+        "tsn.selection=magnitude",
+        "tsn.reference=previous",
+        "tsn.bits=1",
+        "tsn.first_bits=1",
+        "tsn.training_bits=1",
+        "tsn.post_pruning=false",
+        "tsn.scale=he",
+        "tsn.difference_decay=1e-3",
+        "tsn.density_exponent=0.2",
+        "training.epochs=50",
+        "training.precision=bfloat16",
+        "training.augmentation.fill=mean",
+        "data.num_tasks=4",
+        "data.test=false",
+    )
+    slow = ("training.warmup_epochs=1",)
+    sgd = (
+        *slow,
+        "training.optimizer=sgd",
+        "training.momentum=0.9",
+        "training.nesterov=true",
+        "training.lr=0.05",
+        "training.weight_decay=4e-3",
+    )
+    labels: dict[str, tuple[float, float, tuple[str, ...]]] = {
+        "d0.01-first0.1": (0.01, 0.1, sgd),
+        "d0.01-first0.05": (0.01, 0.05, sgd),
+        "d0.005-first0.1": (0.005, 0.1, sgd),
+        "d0.01-first0.1-decay-1e-3": (0.01, 0.1, (*sgd, "training.weight_decay=1e-3")),
+        "d0.01-first0.1-adam": (0.01, 0.1, (*slow, "training.lr=2e-3", "training.weight_decay=0")),
+        "d0.01-first0.1-no-dropout": (0.01, 0.1, (*sgd, "network.dropout=0")),
+    }
+    recipe = "best/split-cifar100-paper-network"
+    for label, (density, first, how) in labels.items():
+        settings = (*common, *how, f"tsn.density={density}", f"tsn.first_density={first}")
+        yield Job("choose-alexnet", f"tsn-{label}", recipe, "tsn", DEVELOPMENT_SEED, settings, 60)
+
+
 def check_tried(table: str, label: str) -> None:
     """Refuse to measure on test data what has no result on validation data."""
     if not (RESULTS / table / f"{label}.json").exists():
@@ -619,6 +660,7 @@ LISTS: dict[str, Callable[[], Iterator[Job]]] = {
     "equal-kilobytes": equal_kilobytes,
     "choose-five-datasets": choose_five_datasets,
     "choose-tiny-imagenet": choose_tiny_imagenet,
+    "choose-alexnet": choose_alexnet,
     "equal-kilobytes-tiny": equal_kilobytes_tiny,
     "paper": paper,
     "choose-cifar100": lambda: _choose("cifar100"),
