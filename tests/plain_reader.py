@@ -270,6 +270,8 @@ def private(
         if where in absent:
             value = absent[where]
             out[name] = np.full(shapes[name], value[0], np.float32) if value else base[name]
+            if value and task.get("adds") and name in base:
+                out[name] = base[name] + out[name]
     prefix = config["architecture"]["head"] + "."
     stored = [name for name in shapes if name not in out]
     for data, names in (

@@ -389,8 +389,10 @@ def _start_from(
     count = min(CALIBRATION_SAMPLES, len(task.train))
     some = torch.linspace(0, len(task.train) - 1, count).long()
     inputs = task.normalization(task.train.inputs(some).to(store.device))
-    tensors = unfolded(architecture, tensors, inputs)
     head = f"{architecture.head}."
+    new = {n: t for n, t in start.task_params.items() if n.startswith(head)}
+    learner.core.check_tensors({n: t.cpu() for n, t in (tensors | new).items()}, task)
+    tensors = unfolded(architecture, tensors, inputs)
     own = {
         name: value if name.startswith(head) else tensors[name].detach().cpu().clone()
         for name, value in start.task_params.items()
