@@ -895,7 +895,8 @@ class Life:
             elif way == "shape":
                 bad = Task.from_arrays(task.name, x.reshape(len(x), -1)[:, :5], y)
             elif way == "huge":
-                bad = Task.from_arrays(task.name, x * np.float32(1e36), y, normalization=None)
+                x *= np.float32(1e36) / max(1, np.abs(x).max())
+                bad = Task.from_arrays(task.name, x, y, normalization=None)
             elif way == "one class":
                 bad = Task.from_arrays(task.name, x, np.zeros(len(x)))
             elif way == "no task":

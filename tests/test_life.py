@@ -19,6 +19,7 @@ from nets import learner, mlp, task
 from tinysubnets import format as artifact
 from tinysubnets.errors import ArtifactError, MismatchError, TaskError
 from tinysubnets.format.io import encode
+from tinysubnets.method import core
 from tinysubnets.method.banks import new_bank
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.removal import without
@@ -210,6 +211,64 @@ def test_a_store_that_changes_during_a_lesson_ends_it(change: str, tmp_path: Pat
     learn.learn(task("new", seed=5))
     learn.save(tmp_path)
     assert digests(SubnetStore.load(tmp_path, mlp())) == digests(learn.store)
+
+
+def test_a_lesson_that_ends_while_its_task_is_kept_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last thing that is measured of a task may fail, or Ctrl-C may come then."""
+    learn, other = learner(mlp(), max_banks=1), learner(mlp(), max_banks=1)
+    for one in (learn, other):
+        one.learn(task("first"))
+    before = data(learn.store)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(core, "routing_of", stop)
+        with pytest.raises(KeyboardInterrupt):
+            learn.learn(task("second", seed=1))
+    assert learn.tasks == ("first",) and data(learn.store) == before
+    for one in (learn, other):
+        one.learn(task("second", seed=1))
+    assert data(learn.store) == data(other.store)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_learner_at_work_takes_another_state(first: int) -> None:
+    """What it knew of tasks of the same numbers is forgotten."""
+
+    def differing(seeds: range) -> TinySubNets:
+        how: dict[str, Any] = {"selection": "magnitude", "reference": "previous"}
+        learn = learner(mlp(), density=0.3, **how)
+        for number, seed in enumerate(seeds):
+            learn.learn(task(f"t{number}", seed=seed))
+            learn.store.weights(f"t{number}")
+        return learn
+
+    learn, other = differing(range(7, 7 + first)), differing(range(2))
+    learn.restore_(*other.state())
+    assert digests(learn.store) == digests(other.store)
+    for one in (learn, other):
+        one.learn(task("next", seed=5))
+    assert data(learn.store) == data(other.store)
+
+
+def test_a_learner_that_continues_takes_another_state() -> None:
+    """Scores and free values of banks that are not in it are not gone on from."""
+    how: dict[str, Any] = {"score_init": "continue", "max_banks": 2, "threshold": 0.0}
+    learn, other = learner(mlp(), **how), learner(mlp(), **how)
+    for one in (learn, other):
+        one.learn(task("first"))
+    state = learn.state()
+    learn.learn(task("second", seed=1, offset=50.0))
+    assert learn.store.subnet("second").bank == 1
+    learn.restore_(*state)
+    for one in (learn, other):
+        one.learn(task("third", seed=2, offset=-50.0))
+    assert learn.store.subnet("third").bank == 1
+    assert data(learn.store) == data(other.store)
 
 
 def test_a_name_that_no_file_can_hold_is_refused_at_the_door() -> None:
