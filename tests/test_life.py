@@ -24,7 +24,7 @@ from tinysubnets.method.banks import new_bank
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.removal import without
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, CodebookTensor, PackedMask
+from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, OWNED, CodebookTensor, PackedMask
 from tinysubnets.tasks.normalization import Normalization
 
 
@@ -191,6 +191,21 @@ def test_a_task_can_be_renamed(tmp_path: Path) -> None:
             store.rename("birds", wrong)
     with pytest.raises(TaskError, match="unknown task"):
         store.rename("nobody", "somebody")
+
+
+def test_a_task_that_is_called_as_the_base_is_can_be_renamed() -> None:
+    store = models.store("named", 1)
+    store.rename("task 0", "mlp")
+    reason = "over the base 'mlp', with what 'mlp' has added to it"
+    decision = models.BankDecision(0, reason, "mlp")
+    models.add_task(store, 1, decision=decision)
+    before = data(store)
+    store.rename("mlp", "birds")
+    told = store.subnet("task 1").decision
+    assert told is not None
+    assert told.reason == "over the base 'mlp', with what 'birds' has added to it"
+    store.rename("birds", "mlp")
+    assert data(store) == before
 
 
 @pytest.mark.parametrize("change", ["rename", "remove"])
@@ -412,6 +427,39 @@ def test_chains_of_differences_end(tmp_path: Path) -> None:
         models.add_task(
             store, 40, bank=NO_BANK, reference=MAX_CHAIN, **models.differences(store, 40)
         )
+
+
+@pytest.mark.parametrize("removed", [None, 0, 2])
+def test_a_mask_like_all_those_before_it_is_read_alone(removed: int | None, tmp_path: Path) -> None:
+    """Of differences to a base, which add up to nothing else, and whose masks are as of one bank.
+
+    - `removed`: one of the tasks that such a mask is coded against.
+    """
+    store = models.low_rank_store()
+    for name in store.tasks:
+        store.remove(name)
+    rng = np.random.default_rng(0)
+    num, held = store.layout.num_blocks, np.zeros(store.layout.num_blocks, np.bool_)
+    for number in range(5):
+        mask = rng.random(num) < 0.1
+        if number in (2, 4):  # what all those before it hold, but for a few
+            mask = held ^ (rng.random(num) < 0.01)
+        held |= mask
+        values = torch.from_numpy(rng.normal(size=num).astype(np.float32))
+        own = tuple(models.code(values[i:j][mask[i:j]], 2) for i, j in store.layout.segments)
+        models.add_task(
+            store, 21 + 2 * number, bank=NO_BANK, reference=BASE, adds_to_base=True,
+            packed_mask=PackedMask.of(torch.from_numpy(mask)), own=own, bits=2,
+        )  # fmt: skip
+    if removed is not None:
+        store.remove(store.tasks[removed])
+    coded = [subnet.coded_mask for subnet in store.entries()]
+    assert OWNED in [c.reference for c in coded if c is not None]
+    path = store.save(tmp_path)
+    whole = SubnetStore.load(path)
+    for name in store.tasks:
+        alone = SubnetStore.load(path, task=name)
+        assert alone.digest(name) == whole.digest(name) == store.digest(name)
 
 
 def test_differences_add_up() -> None:
