@@ -62,9 +62,16 @@ from tinysubnets.format.backup import undo
 from tinysubnets.format.io import encode
 from tinysubnets.format.onnx import to_onnx, to_torch
 from tinysubnets.format.patch import apply_patch, make_patch
+from tinysubnets.method.banks import new_bank
 from tinysubnets.method.learner import TinySubNets
+from tinysubnets.model.bank import Base
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import BASE, NO_BANK, CodebookTensor, PackedMask
 from tinysubnets.nn.architecture import Architecture
+from tinysubnets.nn.init import InitKey, initial_scores, weights_hash
+from tinysubnets.nn.low_rank import Factors
+from tinysubnets.nn.topk import top_k_segments
+from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.task import Task
 
 TEMPORARY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # to sync costs nothing there
@@ -1090,6 +1097,160 @@ class Life:
             self.check()
 
 
+class Untrained:
+    """A longer life in which nothing is trained: masks and values are drawn.
+
+    Masks are like those that the store can tell them by: like one before, like all before, like
+    the first scores; tasks are in banks, isolated, or differences to others and to a base.
+    """
+
+    NETWORK: ClassVar[dict[str, Any]] = {"in_features": 20, "hidden": [24, 16], "classes": 3}
+
+    def __init__(self, seed: str, folder: Path) -> None:
+        self.rng = random.Random(seed)
+        self.draw = np.random.default_rng(self.rng.randrange(2**32))
+        self.path = folder / artifact.FILE_NAME
+        network = networks.build("mlp", **self.NETWORK)
+        record = {"network": "mlp", "settings": self.NETWORK, "head": "fc"}
+        architecture = Architecture(network, rebuild=record)
+        specs = [s for s in architecture.task_params if s.name not in architecture.output]
+        values = {
+            s.name: torch.from_numpy(self.draw.normal(size=s.shape).astype(np.float32))
+            for s in (*architecture.shared, *specs)
+        }
+        base = Base("small", "tests", weights_hash(values), values, embedded=True)
+        self.store = SubnetStore(
+            architecture,
+            block=self.rng.choice((1, 1, 4)),
+            settings=models.SETTINGS,
+            seed=models.SEED,
+            base=base,
+        )
+        self.probe = self.draw.normal(size=(PROBES, 20)).astype(np.float32)
+        self.expected: dict[str, tuple[str, bytes]] = {}
+        self.count = 0
+
+    def mask(self, bank: int) -> Tensor:
+        """A mask for a bank, or for a difference, near something that it may be coded against."""
+        layout, draw = self.store.layout, self.draw
+        near = np.zeros(layout.num_blocks, np.bool_)
+        earlier = [s for s in self.store.entries(bank) if s.has_mask]
+        way = self.rng.choice(("alone", "one", "all", "scores", "part"))
+        if way in ("one", "part") and earlier:
+            near = self.rng.choice(earlier).mask.numpy()
+        elif way == "all":
+            for subnet in earlier:
+                near = near | subnet.mask.numpy()
+        elif way == "scores":
+            key = InitKey(models.SEED, max(bank, 0), self.store.next_number)
+            scores = initial_scores(self.store.architecture, layout, key).abs()
+            parts = [(i, j, max(1, (j - i) // 8)) for i, j in layout.block_segments]
+            near = top_k_segments(scores, parts)[0].numpy()
+        else:
+            return torch.from_numpy(draw.random(layout.num_blocks) < self.rng.choice((0.02, 0.3)))
+        if way == "part":
+            return torch.from_numpy(near & (draw.random(layout.num_blocks) < 0.8))
+        return torch.from_numpy(near ^ (draw.random(layout.num_blocks) < 0.01))
+
+    def add(self) -> None:
+        """A task of any kind."""
+        store, rng, layout = self.store, self.rng, self.store.layout
+        self.count += 1
+        how: dict[str, Any] = {"name": f"n{self.count}", "bits": rng.choice((1, 2, 4, 32))}
+        isolated = rng.random() < 0.15
+        alone = {s.bank for s in store.entries() if s.isolated}
+        shared = [b for b in range(min(3, len(store.banks) + 1)) if b not in alone]
+        kind = rng.choice(("bank", "bank", "difference", "difference", "rank", "nothing"))
+        bank = new_bank(store) if isolated else rng.choice(shared) if shared else new_bank(store)
+        if kind != "bank":
+            bank = NO_BANK
+            numbers = [s.number for s in store.subnets.values() if not s.isolated]
+            over_base = isolated or not numbers or rng.random() < 0.5
+            how["reference"] = BASE if over_base else rng.choice(numbers)
+            how["adds_to_base"] = rng.random() < 0.5
+        none = PackedMask.none(layout.num_blocks)
+        empty = (CodebookTensor(torch.zeros(0)),) * len(layout.shared)
+        if kind == "nothing":
+            how |= {"packed_mask": none, "own": empty}
+        elif kind == "rank":
+            rank = rng.choice((1, 2))
+            sizes = Factors(layout, rank).sizes.values()
+            drawn = [torch.from_numpy(self.draw.normal(size=n)).float() for n in sizes]
+            own = tuple(models.code(d, 2) for d in drawn)
+            how |= {"packed_mask": none, "own": own, "rank": rank}
+        else:
+            mask = self.mask(bank)
+            is_there = 0 <= bank < len(store.banks)
+            new = layout.expand(mask & ~store.banks[bank].owned if is_there else mask)
+            values = torch.from_numpy(self.draw.normal(size=layout.num_weights) ** 3).float()
+            ends = ((0, layout.num_weights),) if rng.random() < 0.2 else layout.segments
+            own = tuple(models.code(values[i:j][new[i:j]], how["bits"]) for i, j in ends)
+            how |= {"packed_mask": PackedMask.of(mask), "own": own}
+        how |= {"isolated": isolated, "sample": None, "normalization": Normalization()}
+        if isolated:
+            how["memory"] = None
+        with contextlib.suppress(TaskError):  # of chains that are too long
+            models.add_task(store, 2 * self.count + rng.choice((0, 1)), bank=bank, **how)
+
+    def live(self) -> int:
+        """All steps, and all that must hold after each; how many there were."""
+        steps = self.rng.randint(15, 30)
+        for _ in range(steps):
+            act = self.rng.choices(("add", "remove", "exact", "rename", "load"), (9, 4, 1, 1, 2))[0]
+            if act == "add" or not self.store.tasks:
+                self.add()
+            elif act == "load":
+                self.store = SubnetStore.load(self.path)
+            elif act == "rename":
+                self.count += 1
+                old, new = self.rng.choice(self.store.tasks), f"n{self.count}"
+                self.store.rename(old, new)
+                self.expected[new] = self.expected.pop(old)
+            else:
+                name = self.rng.choice(self.store.tasks)
+                for gone in self.store.remove(name, exact=act == "exact").names:
+                    del self.expected[gone]
+            self.check()
+        return steps
+
+    def asked(self, store: SubnetStore, name: str) -> tuple[str, bytes]:
+        return store.digest(name), store.logits(name, self.probe).numpy().tobytes()
+
+    def check(self) -> None:
+        """What is kept computes as it did, here, from the file, alone and in the second reader."""
+        store = self.store
+        for name, wanted in self.expected.items():
+            assert self.asked(store, name) == wanted, f"{name} computes something else"
+        self.expected = {n: self.expected.get(n) or self.asked(store, n) for n in store.tasks}
+        check_banks(store)
+        encoded = encode(store)
+        encoded.check_readable()
+        data = b"".join(encoded.parts)
+        self.path.write_bytes(data)
+        again = SubnetStore.load(self.path)
+        assert b"".join(encode(again).parts) == data, "read and written again, the bytes differ"
+        check_banks(again)
+        for name in store.tasks:
+            alone = SubnetStore.load(self.path, task=name)
+            assert self.asked(again, name) == self.expected[name], f"{name} is read otherwise"
+            assert self.asked(alone, name) == self.expected[name], f"{name} differs alone"
+        assert artifact.check(self.path).num_tasks == len(store.tasks)
+        found = artifact.inspect(self.path)
+        assert found["ledger"]["file_bytes"] == len(data) == encoded.ledger.total.total / 8
+        for name, tensors in plain_reader.read(self.path).items():
+            ours = store.tensors(name)
+            for key, values in tensors.items():
+                same = ours[key].numpy().tobytes() == np.ascontiguousarray(values).tobytes()
+                assert same, f"{key} of {name} differs in the second reader"
+
+
+def untrained(seed: int, number: int) -> int:
+    """A life without training; the number of steps."""
+    with tempfile.TemporaryDirectory(dir=TEMPORARY) as folder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return Untrained(f"{seed} {number}", Path(folder)).live()
+
+
 def lived(seed: str, **how: Any) -> Life:
     """A life in a folder of its own."""
     with tempfile.TemporaryDirectory(dir=TEMPORARY) as folder:
@@ -1126,7 +1287,9 @@ def run_one(seed: int, number: int, told: Callable[[str], None]) -> int:
     return steps
 
 
-def run(seconds: float, seed: int, first: int = 0, count: int | None = None) -> int:
+def run(
+    seconds: float, seed: int, first: int = 0, count: int | None = None, *, trained: bool = True
+) -> int:
     """Live until the time is over; the number of failures, each of which is printed."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGPROF, _hung)
@@ -1138,7 +1301,7 @@ def run(seconds: float, seed: int, first: int = 0, count: int | None = None) -> 
         told = print if count == 1 else lines.append
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # a life that hangs is one that fails
         try:
-            steps += run_one(seed, number, told)
+            steps += run_one(seed, number, told) if trained else untrained(seed, number)
         except (Exception, SystemExit) as error:
             failures += 1
             print("\n".join(lines))
@@ -1168,10 +1331,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the number of the first life")
     parser.add_argument("--count", type=int, help="stop after so many lives")
     parser.add_argument("--only", type=int, help="one life again")
+    text = "lives in which nothing is trained"
+    parser.add_argument("--untrained", action="store_true", help=text)
     options = parser.parse_args()
     if options.only is not None:
         options.first, options.count = options.only, 1
-    sys.exit(1 if run(options.seconds, options.seed, options.first, options.count) else 0)
+    how = {"trained": not options.untrained}
+    sys.exit(bool(run(options.seconds, options.seed, options.first, options.count, **how)))
 
 
 if __name__ == "__main__":
