@@ -13,9 +13,15 @@ def test_a_model_stays_right_all_its_life(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 2, 3, 4, *range(6, 14)])
+@pytest.mark.parametrize("number", [0, 2, 3, 4, 6, 8, 10, 12, 13])
 def test_models_stay_right_all_their_lives(number: int) -> None:
     assert lives.run_one(0, number, lambda _: None) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(4))
+def test_models_that_nothing_was_trained_for_stay_right(number: int) -> None:
+    assert lives.untrained(0, number) >= 15
 
 
 def test_a_model_that_does_not_stay_right_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
