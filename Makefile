@@ -3,6 +3,7 @@
 # make quick  the tests without the slow ones and most parameters, about a minute
 # make bench  speed as ratios against plain training, on whatever device there is
 # make fuzz   mutated model files for SECONDS=60, from SEED=0 on
+# make lives  lives of models, drawn at random, for SECONDS=60, from SEED=0 on
 # make docs   the documentation site, in site/
 #
 # Each sets up .venv first and shows what it fetches. TORCH=cpu takes PyTorch's build without CUDA
@@ -17,7 +18,7 @@ SET_UP = $(PYTHON) scripts/set_up.py --venv $(VENV) --torch "$(TORCH)"
 # Tests start many processes, which find everything compiled.
 COMPILED := PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test quick check bench results fuzz docs clean
+.PHONY: demo test quick check bench results fuzz lives docs clean
 
 demo: $(VENV)/.core
 	$(BIN)/tsn demo
@@ -43,6 +44,9 @@ SECONDS ?= 60
 SEED ?= 0
 fuzz: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
+
+lives: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/lives.py --seconds $(SECONDS) --seed $(SEED)
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict

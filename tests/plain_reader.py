@@ -179,8 +179,21 @@ def tasks(config: dict[str, Any], sections: dict[tuple[str, int], bytes]) -> Any
         if "name" in task:
             near = named.get(task.get("reference"), {})
             named[number] = private(config, task, sections, place, base, near)
-            out |= named[number]
+            added = task.get("adds") and base
+            own = {*named[number]} - lacking(config, task)  # of which none is the base's own
+            out |= {
+                name: base[name] + value if added and name in base and name in own else value
+                for name, value in named[number].items()
+            }
         yield out
+
+
+def lacking(config: dict[str, Any], task: dict[str, Any]) -> set[str]:
+    """The names of a task's parameters that are the base's own."""
+    runs = config["absent"][task["absent"]] if "absent" in task else ()
+    places = {run[0] + i * run[2] for run in runs if len(run) == 3 for i in range(run[1])}
+    key = "private" if config["format"] == 1 else "task_params"
+    return {config["architecture"][key][place][0] for place in places}
 
 
 def factors(data: Bytes, shapes: list[list[int]], rank: int) -> dict[int, np.ndarray]:
@@ -257,6 +270,7 @@ def private(
     base: dict[str, Any],
     reference: dict[str, np.ndarray],
 ) -> Any:
+    """A task's parameters before anything is added to them, which others may differ from."""
     key = "private" if config["format"] == 1 else "task_params"
     head, other = Bytes(sections["heads", place]), Bytes(sections[key, place])
     other.floats(2 * task.get("channels", 0), 1)
@@ -282,8 +296,6 @@ def private(
             values = read_list(data, sum(sizes), near if data is other else [])
             for n, part in zip(group, np.split(values, np.cumsum(sizes)[:-1]), strict=True):
                 out[n] = part.reshape(shapes[n])
-                if task.get("adds") and n in base:
-                    out[n] = base[n] + out[n]
     assert not head.data and not other.data
     return out
 

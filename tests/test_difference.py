@@ -14,7 +14,7 @@ from torch import nn
 from nets import points
 from tinysubnets import networks
 from tinysubnets.baselines.separate import SeparateNetworks
-from tinysubnets.errors import SettingError
+from tinysubnets.errors import ArchitectureError, SettingError
 from tinysubnets.method.difference import choose_reference
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
@@ -255,6 +255,16 @@ def test_a_stored_norm_costs_two_vectors(tmp_path: Path) -> None:
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], word: str) -> None:
     with pytest.raises(SettingError, match=word):
         learner(**settings)
+
+
+@pytest.mark.parametrize("reference", ["previous", "similar"])
+def test_inputs_of_another_shape_than_the_reference_takes_are_told(reference: str) -> None:
+    one = learner(reference=reference)
+    one.learn(points(0))
+    inputs = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    with pytest.raises(ArchitectureError, match=r"5"):
+        one.learn(Task.from_arrays("narrow", inputs, np.arange(40) % 3))
+    assert one.tasks == ("t0",)
 
 
 def test_a_small_residual_network() -> None:

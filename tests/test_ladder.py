@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nets import points
 from test_base import TRAINING, data, fresh, learner, pretrained
 from test_difference import net as norm_net
-from tinysubnets.errors import SettingError, TaskError
+from tinysubnets.errors import ArchitectureError, SettingError, TaskError
 from tinysubnets.format import io
 from tinysubnets.method import ladder
 from tinysubnets.method.ladder import (
@@ -71,6 +71,15 @@ def test_a_rung_is_climbed_where_it_gains_what_its_bytes_cost() -> None:
     assert one.store.evaluate("t5", points(5)).accuracy == pytest.approx(last.valid_accuracy)
     decision = one.store.subnet("t5").decision
     assert decision is not None and told(list(report.rungs)) in decision.reason
+
+
+def test_a_first_rung_that_reuses_looks_at_the_inputs_before() -> None:
+    one = learner(**LADDER | {"rungs": ("reuse", "norms")})
+    one.learn(points(0))
+    inputs = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    with pytest.raises(ArchitectureError, match=r"5"):
+        one.learn(Task.from_arrays("narrow", inputs, np.arange(40) % 3))
+    assert one.tasks == ("t0",)
 
 
 def test_few_samples_to_validate_with_climb_no_rung_by_luck() -> None:

@@ -19,11 +19,12 @@ from nets import learner, mlp, task
 from tinysubnets import format as artifact
 from tinysubnets.errors import ArtifactError, MismatchError, TaskError
 from tinysubnets.format.io import encode
+from tinysubnets.method import core
 from tinysubnets.method.banks import new_bank
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.removal import without
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, CodebookTensor, PackedMask
+from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, OWNED, CodebookTensor, PackedMask
 from tinysubnets.tasks.normalization import Normalization
 
 
@@ -192,6 +193,21 @@ def test_a_task_can_be_renamed(tmp_path: Path) -> None:
         store.rename("nobody", "somebody")
 
 
+def test_a_task_that_is_called_as_the_base_is_can_be_renamed() -> None:
+    store = models.store("named", 1)
+    store.rename("task 0", "mlp")
+    reason = "over the base 'mlp', with what 'mlp' has added to it"
+    decision = models.BankDecision(0, reason, "mlp")
+    models.add_task(store, 1, decision=decision)
+    before = data(store)
+    store.rename("mlp", "birds")
+    told = store.subnet("task 1").decision
+    assert told is not None
+    assert told.reason == "over the base 'mlp', with what 'birds' has added to it"
+    store.rename("birds", "mlp")
+    assert data(store) == before
+
+
 @pytest.mark.parametrize("change", ["rename", "remove"])
 def test_a_store_that_changes_during_a_lesson_ends_it(change: str, tmp_path: Path) -> None:
     """What the new task started from is no longer there, or has another name."""
@@ -210,6 +226,64 @@ def test_a_store_that_changes_during_a_lesson_ends_it(change: str, tmp_path: Pat
     learn.learn(task("new", seed=5))
     learn.save(tmp_path)
     assert digests(SubnetStore.load(tmp_path, mlp())) == digests(learn.store)
+
+
+def test_a_lesson_that_ends_while_its_task_is_kept_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last thing that is measured of a task may fail, or Ctrl-C may come then."""
+    learn, other = learner(mlp(), max_banks=1), learner(mlp(), max_banks=1)
+    for one in (learn, other):
+        one.learn(task("first"))
+    before = data(learn.store)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(core, "routing_of", stop)
+        with pytest.raises(KeyboardInterrupt):
+            learn.learn(task("second", seed=1))
+    assert learn.tasks == ("first",) and data(learn.store) == before
+    for one in (learn, other):
+        one.learn(task("second", seed=1))
+    assert data(learn.store) == data(other.store)
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_learner_at_work_takes_another_state(first: int) -> None:
+    """What it knew of tasks of the same numbers is forgotten."""
+
+    def differing(seeds: range) -> TinySubNets:
+        how: dict[str, Any] = {"selection": "magnitude", "reference": "previous"}
+        learn = learner(mlp(), density=0.3, **how)
+        for number, seed in enumerate(seeds):
+            learn.learn(task(f"t{number}", seed=seed))
+            learn.store.weights(f"t{number}")
+        return learn
+
+    learn, other = differing(range(7, 7 + first)), differing(range(2))
+    learn.restore_(*other.state())
+    assert digests(learn.store) == digests(other.store)
+    for one in (learn, other):
+        one.learn(task("next", seed=5))
+    assert data(learn.store) == data(other.store)
+
+
+def test_a_learner_that_continues_takes_another_state() -> None:
+    """Scores and free values of banks that are not in it are not gone on from."""
+    how: dict[str, Any] = {"score_init": "continue", "max_banks": 2, "threshold": 0.0}
+    learn, other = learner(mlp(), **how), learner(mlp(), **how)
+    for one in (learn, other):
+        one.learn(task("first"))
+    state = learn.state()
+    learn.learn(task("second", seed=1, offset=50.0))
+    assert learn.store.subnet("second").bank == 1
+    learn.restore_(*state)
+    for one in (learn, other):
+        one.learn(task("third", seed=2, offset=-50.0))
+    assert learn.store.subnet("third").bank == 1
+    assert data(learn.store) == data(other.store)
 
 
 def test_a_name_that_no_file_can_hold_is_refused_at_the_door() -> None:
@@ -353,6 +427,39 @@ def test_chains_of_differences_end(tmp_path: Path) -> None:
         models.add_task(
             store, 40, bank=NO_BANK, reference=MAX_CHAIN, **models.differences(store, 40)
         )
+
+
+@pytest.mark.parametrize("removed", [None, 0, 2])
+def test_a_mask_like_all_those_before_it_is_read_alone(removed: int | None, tmp_path: Path) -> None:
+    """Of differences to a base, which add up to nothing else, and whose masks are as of one bank.
+
+    - `removed`: one of the tasks that such a mask is coded against.
+    """
+    store = models.low_rank_store()
+    for name in store.tasks:
+        store.remove(name)
+    rng = np.random.default_rng(0)
+    num, held = store.layout.num_blocks, np.zeros(store.layout.num_blocks, np.bool_)
+    for number in range(5):
+        mask = rng.random(num) < 0.1
+        if number in (2, 4):  # what all those before it hold, but for a few
+            mask = held ^ (rng.random(num) < 0.01)
+        held |= mask
+        values = torch.from_numpy(rng.normal(size=num).astype(np.float32))
+        own = tuple(models.code(values[i:j][mask[i:j]], 2) for i, j in store.layout.segments)
+        models.add_task(
+            store, 21 + 2 * number, bank=NO_BANK, reference=BASE, adds_to_base=True,
+            packed_mask=PackedMask.of(torch.from_numpy(mask)), own=own, bits=2,
+        )  # fmt: skip
+    if removed is not None:
+        store.remove(store.tasks[removed])
+    coded = [subnet.coded_mask for subnet in store.entries()]
+    assert OWNED in [c.reference for c in coded if c is not None]
+    path = store.save(tmp_path)
+    whole = SubnetStore.load(path)
+    for name in store.tasks:
+        alone = SubnetStore.load(path, task=name)
+        assert alone.digest(name) == whole.digest(name) == store.digest(name)
 
 
 def test_differences_add_up() -> None:

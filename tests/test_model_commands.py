@@ -135,6 +135,17 @@ def test_inspect_of_an_empty_model_and_of_many_tasks(
     assert "any number fit by mask alone" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("words", ["predict {} x.npz", "evaluate {} --data x.npz --unknown x.npz"])
+def test_a_model_without_tasks_answers_nothing(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", inputs=models.inputs().numpy())
+    models.store("named", 0).save("model")
+    assert main(words.format("model").split()) == 2
+    assert "the model has no tasks" in capsys.readouterr().err
+
+
 def test_verify_finds_damage_and_says_where(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -711,6 +711,14 @@ def test_weights_are_those_of_the_greatest_likelihood() -> None:
     assert fitted_weights(certain, [0.3, 1.0]) == pytest.approx([0.3, 1.0], rel=0.05)
 
 
+@pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan, 1e308])
+def test_scores_that_overflow_leave_the_weights_as_they_were(score: float) -> None:
+    """Without a warning: a task of enormous inputs may be learned."""
+    table = torch.zeros(6, 3, 2, dtype=torch.float64)
+    table[:, -1, 0] = score
+    assert fitted_weights(table, [0.3, 1.0]) == pytest.approx([0.3, 1.0])
+
+
 def _likelihood(table: torch.Tensor, weights: list[float]) -> float:
     scores = table @ torch.tensor(weights, dtype=torch.float64)
     return float(scores.log_softmax(1)[:, -1].mean())

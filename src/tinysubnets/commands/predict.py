@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinysubnets.commands.model import LINE_END, add_net, as_json, command, loaded
-from tinysubnets.errors import DataError, SettingError
+from tinysubnets.errors import DataError, SettingError, TaskError
 from tinysubnets.experiments.tables import text_table
 from tinysubnets.text import for_terminal
 
@@ -177,6 +177,8 @@ def _read_inputs(
     from tinysubnets.datasets.user_files import image_form, images_in, read_files
 
     files = [f for file in files for f in (images_in(file) if Path(file).is_dir() else [file])]
+    if not tasks:
+        raise TaskError("the model has no tasks; learn one by `tsn learn`.")
     subnets = [store.subnet(task) for task in tasks]
     samples = {s.sample: s for s in reversed(subnets)}
     kinds = [f"{s.name}: {k.shape if k else 'unknown'}" for k, s in samples.items()]

@@ -79,6 +79,7 @@ from tinysubnets.model.subnet import (
     FREE_SCORES,
     NO_BANK,
     NO_REFERENCE,
+    OWNED,
     SCORES,
     BankDecision,
     CodebookTensor,
@@ -324,6 +325,7 @@ class Contents:
         store.next_number, store.base = self.manifest.next_number, self._base_for(store)
         for bank in store.banks:
             bank.layout = store.layout
+        store._forget()  # a store at work may have had others of the same numbers
 
     def _base_for(self, store: SubnetStore) -> Base | None:
         """The base, with values that the store has already where the file has none."""
@@ -682,7 +684,8 @@ class ReadPlan:
     """Which entries are read, in order, and how long each mask has to be kept.
 
     For one task alone these are the entries it adds up, and in the bank of each the entries that
-    brought weights of their own, and the masks that others are coded against.
+    brought weights of their own, and the masks that others are coded against: one, or all of those
+    before it.
     """
 
     def __init__(self, file: ModelFile, manifest: Manifest, only: str | None) -> None:
@@ -716,10 +719,14 @@ class ReadPlan:
                 if place in needed or (bank != NO_BANK and file.size("codes", place)):
                     needed.add(place)
                     last_use.setdefault(place, place)
-                    with_reference = _reference(file, place) - FIRST_MEMBER
-                    if 0 <= with_reference < self.members[place]:
-                        needed.add(group[with_reference])
-                        last_use.setdefault(group[with_reference], place)
+                    against = _reference(file, place)
+                    if 0 <= against - FIRST_MEMBER < self.members[place]:
+                        member = group[against - FIRST_MEMBER]
+                        needed.add(member)
+                        last_use.setdefault(member, place)
+                    elif against == OWNED and bank == NO_BANK:
+                        # All masks before it; in a bank those that count have codes as well.
+                        needed |= {p for p in group[: self.members[place]] if tasks[p].has_mask}
         self.places = sorted(needed)
         for place, last in last_use.items():
             self._last_uses.setdefault(last, []).append(place)

@@ -46,6 +46,7 @@ from tinysubnets.method.progress import OnEpoch
 from tinysubnets.method.pruning import PruningSettings, PruningStep, result_of
 from tinysubnets.model.bank import Bank, Base, BaseSource, base_values, check_base
 from tinysubnets.model.evaluation import Evaluation, UnknownEvaluation
+from tinysubnets.model.removal import become_, copied
 from tinysubnets.model.routing import RoutingSettings, routing_of
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.store import SubnetStore
@@ -356,6 +357,7 @@ class Continued:
 
     def restore_(self, tensors: Mapping[str, Tensor], entries: Sequence[Sequence[Any]]) -> None:
         """Go on from a state."""
+        self.scores, self.free = {}, {}  # a learner at work may have others
         for name, tensor in tensors.items():
             if name.startswith("continued."):
                 _, kind, bank = name.split(".")
@@ -515,11 +517,13 @@ class SubnetTrainer:
     def keep(self, subnet: Subnet, pruning_seconds: float) -> SubnetReport:
         """Claim a subnet: the task is learned."""
         store = self.core.store
-        store.add_(subnet)
+        whole = copied(store)  # so that an error, or Ctrl-C, leaves the store without the task
+        whole.add_(subnet)
+        # Measured on the network as it is stored.
+        whole.keep_routing_(subnet.name, routing_of(whole, self.task, self.core.routing))
+        become_(store, whole)
         if self.continued is not None:
             self.continued.keep_(subnet.bank, self.module, store)
-        # Measured on the network as it is stored.
-        store.keep_routing_(subnet.name, routing_of(store, self.task, self.core.routing))
         if distributed.is_active():
             digest = store.digest(subnet.name)
             distributed.check_same(f"task {subnet.name!r}", digest, subnet.bank, subnet.bits)

@@ -122,6 +122,7 @@ class Rungs:
         """The task as a difference to the earlier one whose own it can use best."""
         difference = self.difference
         learner = difference.learner
+        difference.checked_tensors()
         subnet = best_earlier(learner.store, difference.task, learner.device)
         return None if subnet is None else _reusing(difference, subnet)
 
@@ -231,11 +232,18 @@ class Difference:
         if learner.training.augmentation.active or self.weights is None:
             return None
         architecture, device = learner.architecture, learner.device
-        tensors = architecture.split(self.weights) | start.task_params | architecture.constants
-        learner.core.check_tensors(tensors, self.task)
+        tensors = replace(self, start=start).checked_tensors()
         on_device = {n: t.to(device) for n, t in tensors.items()}
         data = learner.core.learned_data(self.task)
         return feature_task(architecture, on_device, data, device)
+
+    def checked_tensors(self) -> dict[str, Tensor]:
+        """All tensors that training over other weights begins with, tried on the task's inputs."""
+        assert self.weights is not None
+        architecture = self.learner.architecture
+        tensors = architecture.split(self.weights) | self.start.task_params | architecture.constants
+        self.learner.core.check_tensors(tensors, self.task)
+        return tensors
 
     def _difference_lr(self) -> float | None:
         """The learning rate of a difference; None for that of training."""
@@ -389,8 +397,10 @@ def _start_from(
     count = min(CALIBRATION_SAMPLES, len(task.train))
     some = torch.linspace(0, len(task.train) - 1, count).long()
     inputs = task.normalization(task.train.inputs(some).to(store.device))
-    tensors = unfolded(architecture, tensors, inputs)
     head = f"{architecture.head}."
+    new = {n: t for n, t in start.task_params.items() if n.startswith(head)}
+    learner.core.check_tensors({n: t.cpu() for n, t in (tensors | new).items()}, task)
+    tensors = unfolded(architecture, tensors, inputs)
     own = {
         name: value if name.startswith(head) else tensors[name].detach().cpu().clone()
         for name, value in start.task_params.items()

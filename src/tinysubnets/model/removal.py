@@ -57,6 +57,13 @@ def copied(store: SubnetStore) -> SubnetStore:
     return out
 
 
+def become_(store: SubnetStore, other: SubnetStore) -> None:
+    """Put what a copy of the store has come to in its place, with what was decoded of it."""
+    store.banks, store.nameless, store.subnets = other.banks, other.nameless, other.subnets
+    store.next_number = other.next_number
+    store._by_number, store._decoded = other._by_number, other._decoded
+
+
 def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     """Remove the tasks of these numbers; every other task decodes to the same bits.
 

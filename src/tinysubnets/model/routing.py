@@ -1178,5 +1178,6 @@ def fitted_weights(table: Tensor, prior: Sequence[float]) -> list[float]:
     bounds = [(v - 5, v + 5) for v in start]
     from scipy.optimize import minimize  # takes memory and time that a reader has no use for
 
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    with np.errstate(over="ignore", invalid="ignore"):  # scores that overflow: the prior stays
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
     return [float(w) for w in np.exp(found.x)]

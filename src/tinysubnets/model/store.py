@@ -261,7 +261,9 @@ class SubnetStore:
         for name, other in renamed.items():
             decision = other.decision
             if decision is not None and decision.nearest == old:
-                reason = decision.reason.replace(repr(old), repr(new))
+                # The last one: a base before it may have the same name.
+                head, found, tail = decision.reason.rpartition(repr(old))
+                reason = f"{head}{new!r}{tail}" if found else decision.reason
                 decision = replace(decision, reason=reason, nearest=new)
                 renamed[name] = replace(other, decision=decision)
         self.subnets = renamed
