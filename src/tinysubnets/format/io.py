@@ -450,6 +450,10 @@ def _absent_bank(layout: Layout) -> Bank:
     return Bank(layout, values.expand(layout.num_weights), owned.expand(layout.num_blocks))
 
 
+# An entry's mask, still coded and at one bit per block, and its own weights.
+Weights = tuple[CodedMask, np.ndarray, tuple[CodebookTensor, ...]]
+
+
 class _Walk:
     """The entries of a file read one after the other, as they were learned."""
 
@@ -481,60 +485,67 @@ class _Walk:
     def entry(self, place: int) -> None:
         """Read an entry's mask and own weights; its task-specific parts where it is wanted."""
         entry, plan = self.manifest.tasks[place], self.plan
-        if not entry.has_mask:
-            self._entry_without_mask(place)
-            return
-        if entry.bank not in self.banks:
-            self.banks[entry.bank] = _GrowingBank(self.layout, entry.bank)
-        bank = self.banks[entry.bank]
         with _at(f"task {entry.name!r}" if entry.name else f"entry {place}"):
-            coded, mask = self._mask(place, entry, bank)
-            packed = pack_mask(mask)
-            own = self._own(place, entry, bank, packed)
-            bank.owned = bank.owned | packed
-            bank.members[plan.members[place]] = packed
-            bank.recent = plan.members[place], mask
-            for member in plan.done_with(place):
-                del bank.members[member]
+            coded, packed, own = (self._with_mask if entry.has_mask else self._without_mask)(place)
+            weights = Subnet(
+                "",
+                (),
+                Normalization(),
+                bank=entry.bank,
+                packed_mask=PackedMask(packed, self.layout.num_blocks),
+                bits=entry.bits,
+                own=own,
+                number=entry.number,
+                coded_mask=coded,
+                reference=entry.reference,
+                rank=entry.rank,
+            )
             if entry.name and plan.is_wanted(place):
-                self.subnets[entry.name] = self._subnet(place, coded, packed, own)
+                self.subnets[entry.name] = self._subnet(place, weights)
             elif plan.is_kept(place):
                 if entry.name:
                     self._read_task_params(place, entry)
-                self._check_empty(place)
-                self.nameless[entry.number] = self._weights(entry, coded, packed, own)
-            if plan.is_kept(place):
-                bank.wanted |= packed
+                else:
+                    self._check_empty(place)
+                self.nameless[entry.number] = weights
 
-    def _entry_without_mask(self, place: int) -> None:
+    def _with_mask(self, place: int) -> Weights:
+        """Read a mask, and own weights, which go to their places in the bank."""
+        entry, plan = self.manifest.tasks[place], self.plan
+        if entry.bank not in self.banks:
+            self.banks[entry.bank] = _GrowingBank(self.layout, entry.bank)
+        bank = self.banks[entry.bank]
+        coded, mask = self._mask(place, entry, bank)
+        packed = pack_mask(mask)
+        own = self._own(place, entry, bank, packed)
+        bank.owned = bank.owned | packed
+        bank.members[plan.members[place]] = packed
+        bank.recent = plan.members[place], mask
+        for member in plan.done_with(place):
+            del bank.members[member]
+        if plan.is_kept(place):
+            bank.wanted |= packed
+        return coded, packed, own
+
+    def _without_mask(self, place: int) -> Weights:
         """Read an entry that adds nothing to what it refers to, or a difference of low rank.
 
         It takes no memory per weight.
         """
-        entry, plan = self.manifest.tasks[place], self.plan
-        with _at(f"task {entry.name!r}" if entry.name else f"entry {place}"):
-            for kind in ("codebooks", "masks", *(() if entry.rank else ("codes",))):
-                if self.file.size(kind, place):
-                    raise DamageError(f"{kind} of an entry that has none.")
-            if entry.rank:
-                data = Reader(self.file.section("codes", place), "factors")
-                own = read_factors(data, Factors(self.layout, entry.rank))
-            else:
-                counts = [0] if entry.one_codebook else self._none_new
-                own = read_own((b"", b""), counts, self.layout, np.empty(0, np.int64))
-            packed, coded = PackedMask.none(self.layout.num_blocks), CodedMask(NO_REFERENCE, b"")
-            if entry.name and plan.is_wanted(place):
-                self.subnets[entry.name] = self._subnet(place, coded, packed.bits, own)
-            elif plan.is_kept(place):
-                if entry.name:
-                    self._read_task_params(place, entry)
-                self._check_empty(place)
-                self.nameless[entry.number] = self._weights(entry, coded, packed.bits, own)
+        entry = self.manifest.tasks[place]
+        for kind in ("codebooks", "masks", *(() if entry.rank else ("codes",))):
+            if self.file.size(kind, place):
+                raise DamageError(f"{kind} of an entry that has none.")
+        if entry.rank:
+            data = Reader(self.file.section("codes", place), "factors")
+            own = read_factors(data, Factors(self.layout, entry.rank))
+        else:
+            counts = [0] if entry.one_codebook else self._none_new
+            own = read_own((b"", b""), counts, self.layout, np.empty(0, np.int64))
+        return CodedMask(NO_REFERENCE, b""), PackedMask.none(self.layout.num_blocks).bits, own
 
     def _check_empty(self, place: int) -> None:
         """Refuse sections of a task behind an entry that has no name."""
-        if self.manifest.tasks[place].name:
-            return
         for kind in self.file.scheme.kinds[3:]:
             if self.file.size(kind, place):
                 raise DamageError(f"{kind} of an entry without a name.")
@@ -578,33 +589,8 @@ class _Walk:
             bank.values[new] = torch.cat([c.decode() for c in own]).numpy()
         return own
 
-    def _weights(
-        self,
-        entry: TaskEntry,
-        coded: CodedMask,
-        packed: np.ndarray,
-        own: tuple[CodebookTensor, ...],
-    ) -> Subnet:
-        """An entry's mask and weights alone, without a name."""
-        return Subnet(
-            name="",
-            classes=(),
-            normalization=Normalization(),
-            bank=entry.bank,
-            packed_mask=PackedMask(packed, self.layout.num_blocks),
-            bits=entry.bits,
-            own=own,
-            task_params={},
-            shapes={},
-            coded_mask=coded,
-            number=entry.number,
-            reference=entry.reference,
-            rank=entry.rank,
-        )
-
-    def _subnet(
-        self, place: int, coded: CodedMask, packed: np.ndarray, own: tuple[CodebookTensor, ...]
-    ) -> Subnet:
+    def _subnet(self, place: int, weights: Subnet) -> Subnet:
+        """The whole task, whose mask and own weights were read before."""
         entry, record = self.manifest.tasks[place], self.records[place]
         normalization, task_params = self._read_task_params(place, entry)
         data = Reader(self.file.section("memory", place), "memory")
@@ -614,7 +600,7 @@ class _Walk:
             nearest = self._named(record.get("nearest"), place)
             decision = BankDecision(entry.bank, record["reason"], nearest)
         return replace(
-            self._weights(entry, coded, packed, own),
+            weights,
             name=entry.name,
             classes=entry.classes,
             normalization=normalization,

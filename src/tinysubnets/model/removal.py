@@ -197,18 +197,15 @@ def _nameless(
 def _weights(subnet: Subnet) -> Subnet:
     """A subnet's mask and own weights alone, without a name."""
     return Subnet(
-        name="",
-        classes=(),
-        normalization=Normalization(),
+        "",
+        (),
+        Normalization(),
         bank=subnet.bank,
         packed_mask=subnet.packed_mask,
         bits=subnet.bits,
         own=subnet.own,
-        task_params={},
-        shapes={},
-        coded_mask=subnet.coded_mask,
         number=subnet.number,
-        isolated=False,
+        coded_mask=subnet.coded_mask,
         reference=subnet.reference,
         rank=subnet.rank,
     )

@@ -220,8 +220,8 @@ class Subnet:
     packed_mask: PackedMask
     bits: int
     own: tuple[CodebookTensor, ...]
-    task_params: Mapping[str, CodebookTensor]
-    shapes: Mapping[str, tuple[int, ...]]
+    task_params: Mapping[str, CodebookTensor] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     memory: InputStatistics | Tensor | None = None
     decision: BankDecision | None = None
     valid_accuracy: float = float("nan")
