@@ -32,7 +32,6 @@ Records. In format 1, the learner's settings and what is known of each task, as 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -43,7 +42,7 @@ from torch import Tensor
 
 from tinysubnets.coding.bits import (
     MAX_CODE_BITS,
-    RAW_DEFLATE,
+    inflate,
     pack_bits,
     packed_size,
     unpack_bits,
@@ -621,13 +620,7 @@ def max_text_bytes(num_tasks: int) -> int:
 def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
     """The settings, and one record per task; at most the expected text is decompressed."""
     size = data.varint(max_text_bytes(num_tasks))
-    decoder = zlib.decompressobj(RAW_DEFLATE)
-    try:
-        text = decoder.decompress(data.rest(), size + 1)
-    except zlib.error as error:
-        raise data.damage(f"{error}.") from None
-    if len(text) != size or not decoder.eof or decoder.unused_data:
-        raise data.damage(f"{size} bytes of text were expected.")
+    text = inflate(data.rest(), size, data.where)
     value = parse(text, "text of the records")
     settings = value.get("settings") if isinstance(value, dict) else None
     tasks = value.get("tasks") if isinstance(value, dict) else None
