@@ -216,11 +216,8 @@ def _at_most(count: int) -> Iterator[None]:
         if seen > 4 * count + 64:
             raise DamageError(f"config: the network has more than the {count} tensors recorded.")
 
-    handle = register_module_parameter_registration_hook(count_one)
-    try:
+    with register_module_parameter_registration_hook(count_one):
         yield
-    finally:
-        handle.remove()
 
 
 def _filled(net: nn.Module, manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:

@@ -435,16 +435,12 @@ class StatelessModule:
             after.append((output, *map(_version, args)))
 
         part = self.net.get_submodule(name)
-        with self._lock:  # hooks see the calls of all threads
-            hooks = (
-                part.register_forward_pre_hook(enters, with_kwargs=True),
-                part.register_forward_hook(leaves),
-            )
-            try:
-                result = self(tensors, inputs)
-            finally:
-                for hook in hooks:
-                    hook.remove()
+        with (
+            self._lock,  # hooks see the calls of all threads
+            part.register_forward_pre_hook(enters, with_kwargs=True),
+            part.register_forward_hook(leaves),
+        ):
+            result = self(tensors, inputs)
         if len(after) != 1 or not len(before[0]) == len(after[0]) == 2:
             return None
         (given, version), (output, version_after) = before[0], after[0]

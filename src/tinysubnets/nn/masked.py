@@ -8,7 +8,7 @@ vector of all shared weights, [blocks] that of their mask blocks; see `layout`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -385,7 +385,7 @@ def layer_losses(
     losses: list[Tensor] = []
     inside = False  # a layer that is called for its full output calls layers, which do not count
 
-    def compare(owner: str, names: list[str]) -> list[Any]:
+    def compare(owner: str, names: list[str]) -> None:
         module, prefix = code.get_submodule(owner), f"{owner}." if owner else ""
         weights = {n[len(prefix) :]: full[n] for n in names}
         before: list[int] = []
@@ -417,16 +417,14 @@ def layer_losses(
                 loss = loss / compressed.square().mean().clamp_min(TINY)
             losses.append(loss)
 
-        last = module.register_forward_hook(leave, with_kwargs=True)
-        return [module.register_forward_pre_hook(enter), last]
+        hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
+        hooks.enter_context(module.register_forward_pre_hook(enter))
 
     code = architecture.code("train")
-    handles = [h for owner, names in architecture.layers() for h in compare(owner, names)]
-    try:
+    with ExitStack() as hooks:
+        for owner, names in architecture.layers():
+            compare(owner, names)
         yield losses
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _versions(args: Any) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.hooks import RemovableHandle
 
 from tinysubnets.nn.architecture import Architecture
 
@@ -122,18 +124,13 @@ def _layers_before(
 
         return note
 
-    with architecture.alone("eval"):  # hooks see the calls of all threads
-        hooks = []
+    with architecture.alone("eval"), ExitStack() as hooks:  # hooks see the calls of all threads
         for name, module in code.named_modules():
             if name in norms:
-                hooks.append(module.register_forward_pre_hook(enter(name)))
+                hooks.enter_context(module.register_forward_pre_hook(enter(name)))
             elif isinstance(module, (_ConvNd, nn.Linear)):
-                hooks.append(module.register_forward_hook(leave(name)))
-        try:
-            logits = architecture(tensors, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+                hooks.enter_context(module.register_forward_hook(leave(name)))
+        logits = architecture(tensors, inputs)
     return logits, {n: layer for n, layer in found.items() if calls[n] == calls[layer] == 1}
 
 
@@ -151,7 +148,7 @@ def unfolded(
     norms, seen, out = list(foldable(architecture)), {}, dict(tensors)
     code = architecture.code("eval")
 
-    def watch(norm: Norm) -> torch.utils.hooks.RemovableHandle:
+    def watch(norm: Norm) -> RemovableHandle:
         def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             x = args[0].detach().float()
             axes = [0, *range(2, x.ndim)]
@@ -159,12 +156,10 @@ def unfolded(
 
         return code.get_submodule(norm.name).register_forward_pre_hook(look)
 
-    handles = [watch(norm) for norm in norms]
-    try:
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.enter_context(watch(norm))
         architecture(tensors, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     for norm in norms:
         if norm.name not in seen:  # a layer that no input reaches
             continue

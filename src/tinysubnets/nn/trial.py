@@ -13,6 +13,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -532,17 +533,11 @@ class Trial:
 
     def _watched(self, code: Code, net: nn.Module, enter: Any, leave: Any) -> None:
         """A pass with functions called before and after every module."""
-        handles = []
-        for module in net.modules():
-            handles += [
-                module.register_forward_pre_hook(enter),
-                module.register_forward_hook(leave),
-            ]
-        try:
+        with ExitStack() as hooks:
+            for module in net.modules():
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
             code(self.state, self.inputs.clone())
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _in_words(error: Exception) -> str:
