@@ -30,7 +30,6 @@ class Chunks(Protocol):
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of inputs and labels, of at most about `limit` samples in all."""
-        ...
 
 
 class DeviceLoader:
