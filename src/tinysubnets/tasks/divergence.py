@@ -1,7 +1,7 @@
 """Task similarity: small statistics of a task's inputs and the divergence between two tasks.
 
 A task is summed up by a diagonal Gaussian over pooled inputs or a histogram over hashed tokens. The
-divergence is the symmetrised Kullback-Leibler divergence, as a mean over dimensions, in units of
+divergence is the symmetrized Kullback-Leibler divergence, as a mean over dimensions, in units of
 what two samples of one task show by chance: about 1 means "as alike as one task is to itself".
 """
 
@@ -55,7 +55,7 @@ class InputStatistics:
 _SUMMARIES: MutableMapping[Tensor, dict[int, InputStatistics]] = WeakTensorKeyDictionary()
 
 
-def summarise(
+def summarize(
     samples: Tensor, *, tokens: bool, seed: int | Sequence[int | str] = 0
 ) -> InputStatistics:
     """The statistics of raw inputs [n, ...]; the path `seed` draws the random halves.
@@ -89,7 +89,7 @@ def statistics_of(memory: InputStatistics | Tensor, seed: int) -> InputStatistic
         return memory
     known = _SUMMARIES.setdefault(memory, {})
     if seed not in known:
-        known[seed] = summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
+        known[seed] = summarize(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
     return known[seed]
 
 
@@ -159,7 +159,7 @@ def _half(values: Tensor) -> Tensor:
 
 
 def _compare(a: Description, b: Description) -> float:
-    """The symmetrised Kullback-Leibler divergence, as a mean over dimensions.
+    """The symmetrized Kullback-Leibler divergence, as a mean over dimensions.
 
     Variances are raised by a share of the dimension's and of the typical variance of both tasks:
     a pixel that never changes must not decide alone, whatever the unit of the inputs.

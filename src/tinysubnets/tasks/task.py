@@ -45,7 +45,7 @@ from tinysubnets.tasks.sources import class_names, is_dataset, labeled
 # Fewer validation samples than this cannot tell which epoch is best, nor what a weight is worth.
 FEW_VALID = 60
 FITTED_AT_ONCE = 1 << 27  # values that a normalization is fitted to at once, in float64
-NormalisationRule = Literal["auto", "channel", "scalar"]
+NormalizationRule = Literal["auto", "channel", "scalar"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Task:
         valid: float | tuple[Any, Any] = 0.1,
         test: tuple[Any, Any] | None = None,
         seed: int = 0,
-        normalization: NormalisationRule | Normalization | None = "auto",
+        normalization: NormalizationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
         """A task from numpy or torch arrays.
@@ -161,7 +161,7 @@ class Task:
         test: Any = None,
         classes: Sequence[str] | Literal["own"] | None = "own",
         seed: int = 0,
-        normalization: NormalisationRule | Normalization | None = "auto",
+        normalization: NormalizationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
         """A task from torch `Dataset`s of (input, label) pairs, or loaders of them.
@@ -204,7 +204,7 @@ class Task:
         mode: Literal["RGB", "L"] | None = None,
         valid: float = 0.1,
         seed: int = 0,
-        normalization: NormalisationRule | Normalization | None = "auto",
+        normalization: NormalizationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
         """A task from a folder of images: `folder/<class>/*.jpg`, or so in `train/` and `test/`.
