@@ -51,7 +51,7 @@ from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.checks import MAX_NAME, check_text, task_and_inputs
 from tinysubnets.tasks.divergence import divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
-from tinysubnets.tasks.rotations import joined_logits
+from tinysubnets.tasks.rotations import joined_logits, turned
 from tinysubnets.tasks.sources import batches
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.precision import arithmetic
@@ -643,27 +643,8 @@ class SubnetStore:
         It is a `torch.fx.GraphModule` around the user's own network, with the normalization inside.
         """
         net = self.architecture.build({n: t.cpu() for n, t in self.tensors(task).items()})
-        subnet = self.subnet(task)
-        normalization = subnet.normalization
-        root, graph = nn.Module(), torch.fx.Graph()
-        root.add_module("network", net)
-        node = graph.placeholder("inputs")
-        if normalization.mean:
-            mean, factor = normalization.tensors()
-            root.register_buffer("input_mean", mean)
-            root.register_buffer("input_factor", factor)
-            node = graph.call_method("float", (node,))
-            node = graph.call_function(torch.sub, (node, graph.get_attr("input_mean")))
-            node = graph.call_function(torch.mul, (node, graph.get_attr("input_factor")))
-        else:
-            # Tokens of any integer type, or numbers that are left as they are.
-            embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in net.modules())
-            node = graph.call_method("long" if embeds else "float", (node,))
-        if subnet.rotations:
-            graph.output(_rotations(graph, node, subnet))
-        else:
-            graph.output(graph.call_module("network", (node,)))
-        return torch.fx.GraphModule(root, graph).eval()
+        module = _RawInputs(net, self.subnet(task))
+        return torch.fx.GraphModule(module, _Flat().trace(module)).eval()
 
     def digest(self, task: str) -> str:
         """A hash of the task's decoded tensors: equal exactly if every bit of them is equal."""
@@ -772,20 +753,38 @@ class SubnetStore:
         )
 
 
-def _rotations(graph: torch.fx.Graph, images: torch.fx.Node, subnet: Subnet) -> torch.fx.Node:
-    """What `joined_logits` computes, as nodes of a graph that has the network in it."""
-    num, parts = len(subnet.classes), []
-    for k in range(subnet.rotations):
-        node = images
-        if k == 2:
-            node = graph.call_method("flip", (node, (-2, -1)))
-        elif k:
-            node = graph.call_method("flip", (node, (-1 if k == 1 else -2,)))
-            node = graph.call_method("transpose", (node, -2, -1))
-            node = graph.call_method("contiguous", (node,))
-        node = graph.call_module("network", (node,))
-        parts.append(graph.call_method("narrow", (node, 1, k * num, num)))
-    return graph.call_method("mean", (graph.call_function(torch.stack, (parts,)), 0))
+class _RawInputs(nn.Module):
+    """A task's network for raw inputs. Its forward is traced, and only the tensors stay."""
+
+    def __init__(self, network: nn.Module, subnet: Subnet) -> None:
+        super().__init__()
+        self.network, self.subnet = network, subnet
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        self.embeds = any(isinstance(m, kinds) for m in network.modules())
+        mean, factor = subnet.normalization.tensors()
+        self.register_buffer("input_mean", mean)
+        self.register_buffer("input_factor", factor)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The logits of the task."""
+        if self.subnet.normalization.mean:
+            seen = torch.mul(torch.sub(inputs.float(), self.input_mean), self.input_factor)
+        else:  # tokens of any integer type, or numbers that are left as they are
+            seen = inputs.long() if self.embeds else inputs.float()
+        if not self.subnet.rotations:
+            return self.network(seen)
+        num, parts = len(self.subnet.classes), []  # as `joined_logits` computes them
+        for k in range(self.subnet.rotations):
+            parts.append(self.network(turned(seen, k)).narrow(1, k * num, num))
+        return torch.stack(parts).mean(0)
+
+
+class _Flat(torch.fx.Tracer):
+    """A tracer that leaves the network in one piece."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Every module but the outermost."""
+        return True
 
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:
