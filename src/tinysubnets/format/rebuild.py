@@ -17,6 +17,7 @@ from tinysubnets.format import limits
 from tinysubnets.format.header import Manifest
 from tinysubnets.model.bank import Base, BaseSource, base_values
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.networks.libraries import read_weights
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.init import weights_hash
 
@@ -112,7 +113,7 @@ def _tensors_of(given: BaseSource, architecture: Architecture) -> Mapping[str, T
         return dict(given.named_parameters()) | dict(given.named_buffers())
     if isinstance(given, Mapping):
         return given
-    return networks.read_weights(given, [s.name for s in architecture.fixed_tensors])
+    return read_weights(given, [s.name for s in architecture.fixed_tensors])
 
 
 def _words(given: BaseSource) -> str:
