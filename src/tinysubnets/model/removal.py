@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tinysubnets.coding.bits import unpack_mask
-from tinysubnets.model.subnet import BASE, NO_BANK, CodebookTensor, PackedMask, Subnet
+from tinysubnets.model.subnet import NO_BANK, CodebookTensor, PackedMask, Subnet
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
 
@@ -107,7 +107,9 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
         if number != NO_BANK and changed:
             kept_blocks[number] = torch.from_numpy(unpack_mask(used, store.layout.num_blocks))
     staying = {n: s.number for n, s in store.subnets.items() if s.number not in gone}
-    chains = {name: _chain(entries[number], entries) for name, number in staying.items()}
+    chains = {
+        name: {s.number for s in entries[number].chain(entries)} for name, number in staying.items()
+    }
     for number, blocks in kept_blocks.items():
         store.banks[number].keep_(blocks)
     store.subnets = {n: _without_names(entries[number], names) for n, number in staying.items()}
@@ -143,15 +145,6 @@ def union(subnets: Iterable[Subnet], layout: Layout) -> np.ndarray:
     return found
 
 
-def _chain(subnet: Subnet, entries: Mapping[int, Subnet]) -> set[int]:
-    """The numbers of all entries whose weights a subnet adds up, its own among them."""
-    found = {subnet.number}
-    while subnet.reference not in (None, BASE):
-        subnet = entries[int(subnet.reference or 0)]
-        found.add(subnet.number)
-    return found
-
-
 def _stays(subnet: Subnet, gone: set[int]) -> bool:
     """Whether it is a task that is not removed."""
     return bool(subnet.name) and subnet.number not in gone
@@ -159,14 +152,9 @@ def _stays(subnet: Subnet, gone: set[int]) -> bool:
 
 def _referred_to(entries: list[Subnet], gone: set[int]) -> set[int]:
     """The numbers of all entries that some task which stays adds its own weights to."""
-    numbers = {s.number: s for s in entries}
-    found: set[int] = set()
-    for subnet in entries:
-        reference = subnet.reference if _stays(subnet, gone) else None
-        while reference not in (None, BASE) and reference not in found:
-            found.add(int(reference or 0))
-            reference = numbers[int(reference or 0)].reference
-    return found
+    by_number = {s.number: s for s in entries}
+    staying = (s for s in entries if _stays(s, gone))
+    return {entry.number for s in staying for entry in s.chain(by_number)[1:]}
 
 
 def _nameless(

@@ -334,12 +334,11 @@ class SubnetStore:
 
     def chain(self, subnet: Subnet) -> list[Subnet]:
         """A subnet, the one it adds its weights to, and so on; the base is not among them."""
-        chain, numbers = [subnet], self._by_number
-        while (reference := chain[-1].reference) not in (None, BASE):
-            if not numbers:
-                numbers = self._by_number = {s.number: s for s in self.entries()}
-            chain.append(numbers[int(reference or 0)])
-        return chain
+        if subnet.reference in (None, BASE):
+            return [subnet]
+        if not self._by_number:
+            self._by_number = {s.number: s for s in self.entries()}
+        return subnet.chain(self._by_number)
 
     def _forget(self) -> None:
         """Drop what was made of subnets that are no longer the same."""

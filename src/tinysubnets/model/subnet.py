@@ -329,6 +329,16 @@ class Subnet:
         """The task-specific parameters as the network takes them, by name."""
         return {n: c.decode().reshape(self.shapes[n]) for n, c in self.task_params.items()}
 
+    def chain(self, by_number: Mapping[int, Subnet]) -> list[Subnet]:
+        """This subnet, the one it adds its weights to, and so on; the base is not among them.
+
+        - `by_number`: all subnets, those without a name too.
+        """
+        chain = [self]
+        while (reference := chain[-1].reference) not in (None, BASE):
+            chain.append(by_number[int(reference or 0)])
+        return chain
+
     def from_base(self) -> tuple[str, ...]:
         """The task-specific parameters that are the base's own."""
         return tuple(n for n in self.shapes if n not in self.task_params)
