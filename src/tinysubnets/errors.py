@@ -100,6 +100,12 @@ def unknown(kind: str, name: Any, known: Iterable[str], listed_by: str = "") -> 
     return f"unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}."
 
 
+def check_setting(name: str, value: object, is_fine: bool, allowed: str) -> None:
+    """Refuse the value of a setting, and say what is allowed."""
+    if not is_fine:
+        raise SettingError(f"{name} = {value!r} is not allowed; give {allowed}.")
+
+
 def install_command(extra: str) -> str:
     """The command that installs an extra for the Python that runs, from where the package is from.
 
