@@ -166,7 +166,7 @@ def front_of(config: Mapping[str, Any], index: bytes) -> bytes:
 
 
 def check_front(front: bytes) -> None:
-    """Refuse to write a config that no reader would accept."""
+    """Refuse to write a config that is longer than readers accept."""
     begin = Reader(front, "the config")
     text, stream = (begin.varint(1 << 62) for _ in range(2))
     if text > limits.max_config_bytes(stream):
@@ -388,13 +388,13 @@ def put_in_place(
 
 
 def beside_is_old(again: str) -> str:
-    """What is said where only the model is new: what was not replaced, and what to do again."""
+    """The part of an error that says which files beside a new model are old, and the cure."""
     return f"{' and '.join(BESIDE)} beside it are as they were: put that right and {again} again."
 
 
 @contextlib.contextmanager
 def nothing_changed(path: Path) -> Iterator[None]:
-    """An OSError inside is an ArtifactError that says so: `path` is as it was."""
+    """Turn an OSError inside into an ArtifactError that says that nothing was changed."""
     try:
         yield
     except OSError as error:

@@ -604,7 +604,10 @@ def _type_name(dtype: torch.dtype) -> str:
 
 
 def _weights_entry(subnet: Subnet, num_shared: int, expected: int) -> dict[str, Any]:
-    """What an entry says of its weights; `expected` is the number that need not be told."""
+    """What the config says of an entry's weights.
+
+    - `expected`: the number of an entry that does not give one.
+    """
     entry: dict[str, Any] = {"bits": subnet.bits}
     if subnet.bank != NO_BANK:
         entry["bank"] = subnet.bank
@@ -637,7 +640,10 @@ def _task_entry(subnet: Subnet) -> dict[str, Any]:
 
 
 def _record_entry(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """What is known of a task beside its tensors; `numbers` are those of all tasks by name."""
+    """What is known of a task beside its tensors.
+
+    - `numbers`: those of all tasks by name.
+    """
     entry: dict[str, Any] = {}
     if not math.isnan(subnet.valid_accuracy):
         entry["accuracy"] = subnet.valid_accuracy
@@ -651,9 +657,9 @@ def _record_entry(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:
 
 
 def absent_of(subnet: Subnet, architecture: Architecture) -> dict[int, float | None]:
-    """The places of task-specific parameters without values in the file, each with its number.
+    """The task-specific parameters that have no bytes, by their places.
 
-    None stands for the base's values.
+    The value is one number that all of a parameter's values are, or None for the base's values.
     """
     out: dict[int, float | None] = {}
     for place, spec in enumerate(architecture.task_params):

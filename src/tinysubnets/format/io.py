@@ -120,7 +120,7 @@ class Encoded:
     own_weights: int
 
     def check_readable(self) -> None:
-        """Refuse what readers would refuse, before it takes the place of what they can read."""
+        """Refuse a model that no reader would accept, before it replaces one that they do."""
         text, file_bytes = canonical(self.config), sum(map(len, self.parts))
         try:
             config = parse(text, "config")
@@ -346,20 +346,20 @@ def read_contents(file: ModelFile, only: str | None = None) -> Contents:
         data = Reader(file.section("constants"), "constants")
         constants = {name: read_raw(data, kind, shape) for name, kind, shape in manifest.constants}
         data.done()
-    walk = _Walk(file, manifest, ReadPlan(file, manifest, only), records)
-    for place in walk.plan.places:
-        walk.entry(place)
+    reader = _EntryReader(file, manifest, ReadPlan(file, manifest, only), records)
+    for place in reader.plan.places:
+        reader.entry(place)
     empty = _absent_bank(manifest.layout)
     banks = [
-        walk.banks[i].finished(only is not None)
-        if i in walk.banks
+        reader.banks[i].finished(only is not None)
+        if i in reader.banks
         else Bank(manifest.layout, empty.values, empty.owned)
         for i in range(manifest.num_banks)
     ]
     if manifest.method is not None:
         settings = {"method": manifest.method} | settings
     base = _read_base(file, manifest)
-    return Contents(manifest, settings, constants, base, banks, walk.subnets, walk.nameless)
+    return Contents(manifest, settings, constants, base, banks, reader.subnets, reader.nameless)
 
 
 def _read_base(file: ModelFile, manifest: Manifest) -> Base | None:
@@ -415,9 +415,10 @@ def weight_positions(layout: Layout, packed: np.ndarray) -> np.ndarray:
 class _GrowingBank:
     """A bank being read: its values, its owned set, and the masks that others are coded against.
 
-    Masks are packed, one bit per block. `members` has those still needed by their place in the
-    bank, `wanted` are the blocks that the tasks asked for use, and `recent` is the mask read last
-    with its place, as booleans. Subnets without a bank form one too, in which nothing is shared.
+    Masks are packed, one bit per block. `members` are the masks that are still needed, by their
+    place in the bank; `wanted` are the blocks that the tasks to be read use; `recent` is the mask
+    read last with its place, as booleans. Subnets without a bank are read as one, too, in which
+    nothing is shared.
     """
 
     def __init__(self, layout: Layout, number: int) -> None:
@@ -454,8 +455,8 @@ def _absent_bank(layout: Layout) -> Bank:
 Weights = tuple[CodedMask, np.ndarray, tuple[CodebookTensor, ...]]
 
 
-class _Walk:
-    """The entries of a file read one after the other, as they were learned."""
+class _EntryReader:
+    """Reads the entries of a file one after the other, in the order of learning."""
 
     def __init__(
         self,
@@ -733,7 +734,7 @@ def _reference(file: ModelFile, number: int) -> int:
 
 @contextmanager
 def _at(context: str) -> Iterator[None]:
-    """Name the place in any damage found inside."""
+    """Put the place in front of the error for damage that is found inside."""
     try:
         yield
     except DamageError as error:

@@ -184,12 +184,12 @@ def _text(config: Mapping[str, Any]) -> bytes:
 
 
 def _dictionary(config: Mapping[str, Any]) -> bytes:
-    """What the text of a config is told against: the end of the old file's, where the tasks are."""
+    """The end of the old file's config, where its tasks are: what the new one is deflated with."""
     return _text(config)[-DICTIONARY_BYTES:]
 
 
 def _parts(old: ModelFile, data: Reader) -> list[bytes]:
-    """The parts of the new file, of which sections the old one has are read from it."""
+    """The parts of the new file: sections of the old one, and those that the patch has."""
     config = _config(old, data)
     sections: dict[str, list[bytes]] = {kind: [] for kind in old.scheme.kinds}
     for kind in old.scheme.common:
@@ -276,9 +276,9 @@ def _named(old: Path, patch: Path) -> Iterator[None]:
 
 
 def _describe(path: Path, net: nn.Module | Architecture | None) -> None:
-    """Write anew what lies beside the model of a folder for people: its config, and its card.
+    """Update config.json and the model card beside a model, where they are.
 
-    The card needs the network; where it is the user's own and not given, the card stays.
+    The card needs the network. Where that is the user's own and not given, the old card stays.
     """
     if path.name != FILE_NAME:
         return

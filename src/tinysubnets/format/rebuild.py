@@ -66,7 +66,7 @@ def is_rebuilt(manifest: Manifest) -> bool:
 
 
 def _needed(manifest: Manifest, embedded: bool) -> str:
-    """What must be given to use a model whose network is none of the package."""
+    """The message for a model whose network has to be given: it is none of the package."""
     name = (manifest.rebuild or {}).get("network")
     told = f", {name!r}" if isinstance(name, str) else ""
     made = f"this model was made with a network of your own{told}"

@@ -120,9 +120,9 @@ def write_own(
 
 
 def _alike(own: Sequence[CodebookTensor]) -> list[CodebookTensor] | None:
-    """The own weights with full codebooks of one width, all that are not empty; None if not.
+    """The own weights that are not empty, with full codebooks of one width; None if they differ.
 
-    Values that are fewer than a codebook has centroids stand as themselves, and get one here.
+    Weights without a codebook, because there are fewer than centroids, get one here.
     """
     widths = {c.bits for c in own if c.codes is not None}
     if len(widths) != 1 or max(widths) > 8:
@@ -489,10 +489,7 @@ def write_routing(routing: Mapping[str, Tensor]) -> bytes:
 
 
 def _smallest(values: Tensor) -> bytes:
-    """Values in the smallest form: as they are, as codes where few differ, or on a grid.
-
-    In no form do they change.
-    """
+    """Values in the smallest lossless form: as they are, as codes of few values, or on a grid."""
     plain = CodebookTensor(values.detach().float().cpu())
     best = _written(plain)
     distinct, codes = plain.values.unique(return_inverse=True)

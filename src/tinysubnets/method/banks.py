@@ -85,8 +85,8 @@ def shared_banks(store: SubnetStore) -> list[int]:
 def new_bank(store: SubnetStore) -> int:
     """The number of the next bank: one that removed tasks left empty, else one more.
 
-    One is passed over for each isolated task that needs none: whether it does, its data have
-    decided, and nothing of these may show in later tasks.
+    For each isolated task that turned out to need no bank a number is left out, as if it had one.
+    Whether it needs one depends on its data, on which nothing of later tasks may depend.
     """
     entries = store.entries()
     used = {s.bank for s in entries}

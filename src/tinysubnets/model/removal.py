@@ -49,7 +49,7 @@ def without(store: SubnetStore, numbers: Collection[int]) -> SubnetStore:
 def copied(store: SubnetStore) -> SubnetStore:
     """A copy of the store, to which tasks can be added, or taken away from it, by itself.
 
-    What was decoded or written of the store's entries is known to the copy too.
+    The copy shares what the store keeps of decoded tasks and written entries.
     """
     out = copy.copy(store)
     out.subnets, out.nameless = dict(store.subnets), dict(store.nameless)
@@ -60,11 +60,11 @@ def copied(store: SubnetStore) -> SubnetStore:
 def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     """Remove the tasks of these numbers; every other task decodes to the same bits.
 
-    What others use of their weights stays under an entry without a name, at the same place of the
-    order, so that a weight still belongs to the first mask of its bank that holds it. Earlier
-    nameless entries shrink in the same way, and masks that were coded against one that changed are
-    coded anew. Empty banks stay, but for the last ones where an isolated task goes: whether it had
-    a bank depends on its data.
+    A removed task's weights that other tasks use stay, as an entry without a name at the same place
+    in the order: a weight belongs to the first mask of its bank that holds it. Entries that earlier
+    removals left shrink in the same way. Masks that were coded against a mask that changed are
+    coded anew. Empty banks stay, so that no bank changes its number. But where an isolated task is
+    removed, empty banks at the end go too: whether it had one depends on its data.
     """
     gone = set(numbers)
     names = {s.name for s in store.subnets.values() if s.number in gone}
@@ -121,9 +121,10 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
 
 
 def _referring_past(entries: Iterable[Subnet], gone: set[int]) -> list[Subnet]:
-    """Entries, of which none refers to one that goes and adds nothing, but to what that refers to.
+    """The entries, none of which refers to a task that goes and has no weights of its own.
 
-    Those without a name too: what is left of a task may be all that a later one needs of it.
+    Such a task's weights are those that it refers to, so its successors refer to these instead.
+    Entries without a name do, too: a later task may need one of them.
     """
     out: list[Subnet] = []
     past: dict[int, int | None] = {}
@@ -151,7 +152,7 @@ def _stays(subnet: Subnet, gone: set[int]) -> bool:
 
 
 def _referred_to(entries: list[Subnet], gone: set[int]) -> set[int]:
-    """The numbers of all entries that some task which stays adds its own weights to."""
+    """The numbers of all entries that a task which stays adds its own weights to."""
     by_number = {s.number: s for s in entries}
     staying = (s for s in entries if _stays(s, gone))
     return {entry.number for s in staying for entry in s.chain(by_number)[1:]}
@@ -211,7 +212,7 @@ def _chosen(coded: CodebookTensor, which: torch.Tensor) -> CodebookTensor:
 
 
 def _without_names(subnet: Subnet, names: set[str]) -> Subnet:
-    """The subnet with no word of removed tasks in why it went to its bank."""
+    """The subnet with a decision that does not mention the removed tasks of these names."""
     decision = subnet.decision
     if decision is None or decision.nearest not in names:
         return subnet

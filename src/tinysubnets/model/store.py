@@ -84,7 +84,6 @@ class SubnetStore:
     - `seed`: the learner's, where its tasks' mask scores start from it: a mask that stayed near its
       start is coded as a difference from it. None where there is no such seed.
     - `device`: where tasks are computed; banks and masks stay on the CPU.
-
     - `base`: pretrained weights that tasks may refer to.
 
     `subnets` are the learned tasks by name, `nameless` the weights that removed tasks left to
@@ -209,7 +208,7 @@ class SubnetStore:
     def coded_mask(self, subnet: Subnet, earlier: Sequence[Subnet], owned: np.ndarray) -> CodedMask:
         """The mask against the cheapest reference, behind the earlier entries of its bank.
 
-        First scores count where they are known: not for a mask that no scores were learned for.
+        The mask of the first scores is one of the references where the task learned by scores.
 
         - `earlier`: those entries, in order.
         - `owned`: all that their masks hold, at one bit per block.
@@ -285,7 +284,10 @@ class SubnetStore:
         return replace(removal, names=tuple(names), exact=exact or subnet.isolated)
 
     def learned_beside(self, name: str) -> tuple[str, ...]:
-        """The later tasks that a task may have entered: all that are not isolated, or none."""
+        """The later tasks that may depend on a task's data: all but isolated ones.
+
+        None where the task is isolated itself.
+        """
         subnet = self.subnet(name)
         if subnet.isolated:
             return ()
@@ -293,7 +295,7 @@ class SubnetStore:
         return tuple(s.name for s in later if not s.isolated)
 
     def divergences(self, task: str) -> dict[str, float]:
-        """How far a task's inputs are from those of each earlier task, by the memories kept."""
+        """How far a task's inputs are from those of each earlier task, by what is kept of them."""
         subnet = self.subnet(task)
         if subnet.memory is None:
             return {}
@@ -341,7 +343,7 @@ class SubnetStore:
         return subnet.chain(self._by_number)
 
     def _forget(self) -> None:
-        """Drop what was made of subnets that are no longer the same."""
+        """Drop decoded tensors and other caches, since the subnets they were made of changed."""
         self._decoded, self._by_number, self._records = (), {}, {}
         self._stacked = Decoded((), {}, 0)
         self.written, self._affine = (), {}
@@ -490,7 +492,7 @@ class SubnetStore:
         return normalization.apply(raw.to(self.device), *affine)
 
     def _answers(self, task: str, inputs: Any) -> Tensor:
-        """Logits to answer by: of inputs in the task's own scale, and none of them NaN."""
+        """Logits for predictions: inputs in another scale, and logits that are NaN, are errors."""
         logits = self._logits(self.subnet(task), inputs, DEFAULT_BATCH, check_scale=True)
         if bad := torch.isnan(logits).any(1).nonzero().flatten().tolist():
             raise TaskError(

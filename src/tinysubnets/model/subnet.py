@@ -107,13 +107,13 @@ class Sample:
 
     @classmethod
     def of(cls, batch: Tensor) -> Sample | None:
-        """The kind of the samples in a batch; None of samples so large that no file says it."""
+        """The type and shape of the samples in a batch; None where no file may record so large."""
         made = cls(batch.dtype, tuple(batch.shape[1:]))
         return None if made.is_large else made
 
     @property
     def is_large(self) -> bool:
-        """Whether one takes more than a reader gives for what a few bytes of a file say."""
+        """Whether a sample has more values than a reader accepts a file to describe."""
         return math.prod(self.shape) > MAX_VALUES
 
 
@@ -154,7 +154,7 @@ MAX_CHAIN = 16  # subnets that one adds its own weights to, one behind the other
 
 @dataclass(frozen=True)
 class PackedMask:
-    """Booleans kept at one bit each, so that forty masks of a large network fit in memory.
+    """Booleans at one bit each, so that the masks of many tasks fit in memory.
 
     - `bits`: uint8, the first boolean in the lowest bit of the first byte.
     - `num`: how many booleans there are.
@@ -184,8 +184,8 @@ class PackedMask:
 class Subnet:
     """One learned task: its bank, mask, own coded weights, task-specific parameters and memory.
 
-    A subnet without a name holds weights that a removed task owned and others still use: it has a
-    mask and own weights and nothing else.
+    A subnet without a name is what is left of a removed task: a mask, and the weights that the task
+    owned and others still use.
 
     - `classes`: the user's own labels, in the order of the logits.
     - `bank`: where the weights under its mask stand; `NO_BANK` where all of them are its own.
@@ -279,7 +279,7 @@ class Subnet:
 
     @property
     def uses_base(self) -> bool:
-        """Whether something of it is the base's own, or added to the base."""
+        """Whether it is added to the base, or uses task-specific parameters of it."""
         return self.reference == BASE or self.adds_to_base or bool(self.from_base())
 
     @property
@@ -311,7 +311,7 @@ class Subnet:
 
     @contextmanager
     def explained(self, inputs: Tensor) -> Iterator[None]:
-        """Inside, what the network cannot compute of raw inputs is an error that says of which."""
+        """Turn an error of the network inside into one that names the task and its raw inputs."""
         try:
             yield
         except (RuntimeError, IndexError, ValueError) as error:

@@ -159,7 +159,7 @@ class Architecture:
 
     @contextmanager
     def alone(self, mode: Mode) -> Iterator[None]:
-        """Inside, no other thread runs the network in a mode: hooks see the calls of all."""
+        """Keep other threads from running the network in a mode: hooks would see their calls."""
         with self._stateless(mode)._lock:
             yield
 
@@ -192,9 +192,9 @@ class Architecture:
     def head_input(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor | None:
         """What reaches the head for normalized inputs [samples, ...], in evaluation.
 
-        `from_head` makes of it what the whole network gives, to the bit. None where it cannot: the
-        head is called otherwise than once with one tensor, changes it in place, or its output is
-        not the network's.
+        From this, `from_head` computes the same bits as the whole network. None where it could not:
+        the head is not called exactly once with one tensor, changes that in place, or its output is
+        not the network's output.
         """
         return self._stateless("eval").input_of(self.head, tensors, inputs)
 
@@ -365,10 +365,11 @@ TensorSlot = tuple[dict[str, Any], str]  # who holds a tensor, and under what na
 class StatelessModule:
     """A copy of a network on the meta device, ties kept, in one of four modes.
 
-    In training, in evaluation, in evaluation but for normalization layers, which take and keep the
-    statistics of the batch ("calibrate"), or in training but for normalization layers, which use
-    the statistics they are given ("frozen"). Of several threads one computes at a time: the network
-    has room for the tensors of one task.
+    - "train", "eval": as of any module.
+    - "calibrate": evaluation, but normalization layers use and keep the statistics of the batch.
+    - "frozen": training, but normalization layers use the statistics they are given.
+
+    One thread computes at a time: the network has room for the tensors of one task.
     """
 
     def __init__(self, net: nn.Module, mode: Mode) -> None:
@@ -421,10 +422,7 @@ class StatelessModule:
         return torch.func.functional_call(part, own, (inputs,))
 
     def input_of(self, name: str, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor | None:
-        """The one tensor [samples, ...] that a part is called with and leaves as it is.
-
-        None if there is none such, or if the part's output is not the network's.
-        """
+        """The input [samples, ...] of a part that is called once; see `Architecture.head_input`."""
         before: list[tuple[Any, ...]] = []
         after: list[Any] = []
 

@@ -70,12 +70,12 @@ def folded(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[st
 def with_folded_biases(
     architecture: Architecture, tensors: Mapping[str, Tensor], inputs: Tensor
 ) -> dict[str, Tensor]:
-    """The tensors with zeros for biases that only a norm sees, which are in its shift then.
+    """The tensors with the biases of layers right before a norm moved into the norm's shift.
 
     - `tensors`: with folded norms.
     - `inputs`: some normalized inputs [batch, ...]. Where the network answers them differently
-      afterwards, say because others see what a norm sees, or because a norm counts its channels
-      along another axis, all stays as it was.
+      afterwards, nothing is moved: a layer's output may go elsewhere as well, or a norm may have
+      its channels along another axis.
     """
     out, own = dict(tensors), {s.name for s in architecture.task_params}
     norms = {norm.name: norm for norm in foldable(architecture)}
@@ -99,9 +99,9 @@ def _layers_before(
     inputs: Tensor,
     norms: Collection[str],
 ) -> tuple[Tensor, dict[str, str]]:
-    """The logits and, by the name of a norm, that of the layer whose very output it is given.
+    """The logits and, by the name of a norm, the name of the layer whose output is its input.
 
-    Of norms and layers that are called once.
+    Only norms and layers that are called once count.
     """
     code, calls = architecture.code("eval"), Counter[str]()
     made: list[tuple[Tensor, int, str]] = []  # outputs, kept so that no other takes their place
@@ -140,8 +140,8 @@ def unfolded(
 ) -> dict[str, Tensor]:
     """The tensors with scales and shifts that do the same in training, on inputs like these.
 
-    In training a norm divides by the deviation of its batch: what a folded scale lacks. The
-    network runs once as it is stored, and each norm sees what it has to undo.
+    In training a norm divides by the deviation of its batch, which a folded scale does not undo. So
+    the network runs once as it is stored, and what each norm is given tells mean and deviation.
 
     - `inputs`: normalized inputs [batch, ...], some hundreds.
     """
