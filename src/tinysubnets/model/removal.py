@@ -42,7 +42,7 @@ def without(store: SubnetStore, numbers: Collection[int]) -> SubnetStore:
     out = copied(store)
     if numbers:
         remove_(out, numbers)
-        out._forget()
+        out.drop_caches_()
     return out
 
 

@@ -264,7 +264,7 @@ class SubnetStore:
                 decision = replace(decision, reason=reason, nearest=new)
                 renamed[name] = replace(other, decision=decision)
         self.subnets = renamed
-        self._forget()
+        self.drop_caches_()
 
     def remove(self, name: str, *, exact: bool = False) -> Removal:
         """Take a task away; all other tasks decode to the same bits as before.
@@ -280,7 +280,7 @@ class SubnetStore:
             raise TaskError("load the whole model to remove a task from it.")
         names = [name, *(self.learned_beside(name) if exact else ())]
         removal = remove_(self, [self.subnets[n].number for n in names])
-        self._forget()
+        self.drop_caches_()
         return replace(removal, names=tuple(names), exact=exact or subnet.isolated)
 
     def learned_beside(self, name: str) -> tuple[str, ...]:
@@ -342,7 +342,7 @@ class SubnetStore:
             self._by_number = {s.number: s for s in self.entries()}
         return subnet.chain(self._by_number)
 
-    def _forget(self) -> None:
+    def drop_caches_(self) -> None:
         """Drop decoded tensors and other caches, since the subnets they were made of changed."""
         self._decoded, self._by_number, self._records = (), {}, {}
         self._stacked = Decoded((), {}, 0)
