@@ -757,6 +757,9 @@ class SubnetStore:
 class _RawInputs(nn.Module):
     """A task's network for raw inputs. Its forward is traced, and only the tensors stay."""
 
+    input_mean: Tensor
+    input_factor: Tensor
+
     def __init__(self, network: nn.Module, subnet: Subnet) -> None:
         super().__init__()
         self.network, self.subnet = network, subnet
