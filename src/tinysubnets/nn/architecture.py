@@ -158,9 +158,9 @@ class Architecture:
         return self._stateless(mode).net
 
     @contextmanager
-    def alone(self, mode: Mode) -> Iterator[None]:
-        """Keep other threads from running the network in a mode: hooks would see their calls."""
-        with self._stateless(mode)._lock:
+    def alone(self) -> Iterator[None]:
+        """Keep other threads from evaluating the network: hooks would see their calls."""
+        with self._stateless("eval")._lock:
             yield
 
     def _stateless(self, mode: Mode) -> StatelessModule:
@@ -275,11 +275,10 @@ class Architecture:
         learned = [
             s.name for s in (*self.shared, *self.task_params) if s.name not in self.running_stats
         ]
-        evaluated = code["eval"]
-        self._check_width(trial, lambda: trial.evaluation(evaluated, evaluated.net))
-        trial.training(code["train"], code["train"].net, learned, self.pretrained)
+        self._check_width(trial, lambda: trial.evaluation(code["eval"]))
+        trial.training(code["train"], learned, self.pretrained)
         if self.has_running_stats:
-            trial.calibration(code["calibrate"], code["calibrate"].net)
+            trial.calibration(code["calibrate"])
 
     def _check_width(self, trial: Trial, look: Callable[[], None]) -> None:
         """A look in evaluation; where it fails by the head's new width alone, that is told."""

@@ -124,7 +124,7 @@ def _layers_before(
 
         return note
 
-    with architecture.alone("eval"), ExitStack() as hooks:  # hooks see the calls of all threads
+    with architecture.alone(), ExitStack() as hooks:  # hooks see the calls of all threads
         for name, module in code.named_modules():
             if name in norms:
                 hooks.enter_context(module.register_forward_pre_hook(enter(name)))
