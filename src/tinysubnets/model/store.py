@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -602,15 +603,8 @@ class SubnetStore:
         """
         name, data = (task.name, task) if isinstance(task, Task) else (task, data)
         subnet = self.subnet(name)
-        return evaluate(
-            lambda raw: self._answers(name, raw),
-            name,
-            subnet.classes,
-            data,
-            labels,
-            subnet.pixels,
-            subnet,
-        )
+        answers = partial(self._answers, name)
+        return evaluate(answers, name, subnet.classes, data, labels, subnet)
 
     def evaluate_unknown(
         self, known: Any, unknown: Any, *, among: Sequence[str] | None = None
