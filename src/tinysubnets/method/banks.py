@@ -11,9 +11,9 @@ from tinysubnets import seeds
 from tinysubnets.errors import CapacityError
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import NO_BANK, BankDecision
+from tinysubnets.model.subnet import NO_BANK, BankDecision, distances
 from tinysubnets.tasks.checks import class_balanced
-from tinysubnets.tasks.divergence import InputStatistics, divergences, statistics_of
+from tinysubnets.tasks.divergence import InputStatistics, statistics_of
 from tinysubnets.tasks.task import Task
 
 
@@ -48,18 +48,13 @@ def _by_divergence(
 ) -> BankDecision:
     if memory is None or not shared_banks(store):
         return last_bank(store)
-    mine = statistics_of(memory, settings.seed)
-    kept = {
-        s.name: statistics_of(s.memory, settings.seed)
-        for s in store.subnets.values()
-        if s.memory is not None and not s.isolated
-    }
-    distances = dict(zip(kept, divergences(mine, list(kept.values())), strict=True))
-    if not distances:
+    others = (s for s in store.subnets.values() if not s.isolated)
+    found = distances(memory, others, settings.seed)
+    if not found:
         bank = shared_banks(store)[-1]
         return BankDecision(bank, "earlier tasks left nothing to compare with")
-    nearest = min(distances, key=lambda name: distances[name])
-    bank, far = store.subnet(nearest).bank, distances[nearest]
+    nearest = min(found, key=lambda name: found[name])
+    bank, far = store.subnet(nearest).bank, found[nearest]
     if far < settings.threshold:
         reason = f"like {nearest!r}: divergence {far:.2f} < {settings.threshold:g}"
     elif len(shared_banks(store)) < settings.max_banks:

@@ -46,11 +46,11 @@ from tinysubnets.model.subnet import (
     SCORES,
     CodedMask,
     Subnet,
+    distances,
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.checks import MAX_NAME, check_text, task_and_inputs
-from tinysubnets.tasks.divergence import divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.rotations import joined_logits, turned
 from tinysubnets.tasks.sources import batches
@@ -300,14 +300,9 @@ class SubnetStore:
         subnet = self.subnet(task)
         if subnet.memory is None:
             return {}
-        seed = self.seed or 0
-        kept = {
-            s.name: statistics_of(s.memory, seed)
-            for s in self.subnets.values()
-            if s.number < subnet.number and s.memory is not None
-        }
-        found = divergences(statistics_of(subnet.memory, seed), list(kept.values()))
-        return {n: float(np.float32(d)) for n, d in zip(kept, found, strict=True)}
+        earlier = (s for s in self.subnets.values() if s.number < subnet.number)
+        found = distances(subnet.memory, earlier, self.seed or 0)
+        return {name: float(np.float32(d)) for name, d in found.items()}
 
     def weights(self, task: str) -> Tensor:
         """The task's shared weights, flat: its bank's values under its mask, else 0.

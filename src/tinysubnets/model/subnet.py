@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from tinysubnets.tasks.checks import (
     layout_hint,
     picture_pixels,
 )
-from tinysubnets.tasks.divergence import InputStatistics
+from tinysubnets.tasks.divergence import InputStatistics, divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.preprocessing import MAX_VALUES, Preprocessing
 from tinysubnets.tasks.rotations import ROTATIONS
@@ -342,3 +342,16 @@ class Subnet:
     def from_base(self) -> tuple[str, ...]:
         """The task-specific parameters that are the base's own."""
         return tuple(n for n in self.shapes if n not in self.task_params)
+
+
+def distances(
+    memory: InputStatistics | Tensor, subnets: Iterable[Subnet], seed: int
+) -> dict[str, float]:
+    """The divergence of a task's inputs from those of each subnet that has a memory, by name.
+
+    - `memory`: that of the task.
+    - `seed`: the learner's, which draws the statistics of samples.
+    """
+    kept = {s.name: statistics_of(s.memory, seed) for s in subnets if s.memory is not None}
+    found = divergences(statistics_of(memory, seed), list(kept.values()))
+    return dict(zip(kept, found, strict=True))
