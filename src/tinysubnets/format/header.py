@@ -20,7 +20,7 @@ from tinysubnets.format import limits
 from tinysubnets.format.container import VERSION, canonical
 from tinysubnets.format.sections import DTYPES, MAX_DIMENSIONS, RECORD_TYPES, is_record
 from tinysubnets.model.bank import Base
-from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, Sample, Subnet
+from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, Sample, Subnet, task_number
 from tinysubnets.nn import MAX_RANK
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.layout import Layout
@@ -252,7 +252,7 @@ def _check_tasks(manifest: Manifest) -> None:
     names = [t.name for t in tasks if t.name]
     if len(set(names)) != len(names):
         raise DamageError("config: two tasks have the same name.")
-    earlier: dict[int, TaskEntry] = {}
+    known: dict[int, TaskEntry] = {}  # the entries so far, by number
     depths: dict[int, int] = {}  # by number: how many subnets it adds its weights to
     alone: dict[int, bool] = {}  # by bank: whether its first entry is isolated
     from_base = {
@@ -275,8 +275,8 @@ def _check_tasks(manifest: Manifest) -> None:
         refers = task.reference == BASE or task.adds_to_base or of_base
         if refers and manifest.base is None:
             raise DamageError(f"{where} refers to a base, and there is none.")
-        if task.reference not in (None, BASE):
-            other = earlier.get(int(task.reference or 0))
+        if (number := task_number(task.reference)) is not None:
+            other = known.get(number)
             if other is None or other.isolated or task.isolated:
                 raise DamageError(f"{where} refers to number {task.reference}.")
             depths[task.number] = 1 + depths.get(other.number, 0)
@@ -284,7 +284,7 @@ def _check_tasks(manifest: Manifest) -> None:
                 raise DamageError(f"{where} adds up more than {MAX_CHAIN} subnets.")
         if not manifest.outputs.isdisjoint(of_base):
             raise DamageError(f"{where} takes its head from the base.")
-        earlier[task.number] = task
+        known[task.number] = task
 
 
 def _read_tasks(values: list[Any], lists: _Lists, is_first: bool) -> tuple[TaskEntry, ...]:

@@ -74,7 +74,6 @@ from tinysubnets.model.mask_references import (
 )
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.subnet import (
-    BASE,
     FIRST_MEMBER,
     FREE_SCORES,
     NO_BANK,
@@ -86,6 +85,7 @@ from tinysubnets.model.subnet import (
     PackedMask,
     Subnet,
     constant,
+    task_number,
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import weights_hash
@@ -688,11 +688,10 @@ class ReadPlan:
         last_use: dict[int, int] = {}
         numbers = {t.number: place for place, t in enumerate(tasks)}
         self.chain = {self.names.index(only)}
-        reference = tasks[self.names.index(only)].reference
-        while reference not in (None, BASE):
-            place = numbers[int(reference or 0)]
-            self.chain.add(place)
-            reference = tasks[place].reference
+        number = task_number(tasks[self.names.index(only)].reference)
+        while number is not None:
+            self.chain.add(numbers[number])
+            number = task_number(tasks[numbers[number]].reference)
         needed = set(self.chain)
         for bank in {tasks[place].bank for place in self.chain}:
             last = max(place for place in self.chain if tasks[place].bank == bank)

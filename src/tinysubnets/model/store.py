@@ -47,6 +47,7 @@ from tinysubnets.model.subnet import (
     CodedMask,
     Subnet,
     distances,
+    task_number,
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
@@ -188,11 +189,11 @@ class SubnetStore:
             raise TaskError(f"task {subnet.name!r} has neither a bank nor a reference.")
         if subnet.rank and subnet.bank != NO_BANK:
             raise TaskError(f"task {subnet.name!r} is of low rank, which no bank can hold.")
-        if subnet.reference not in (None, BASE):
-            found = [s for s in others if s.number == subnet.reference]
+        if (number := task_number(subnet.reference)) is not None:
+            found = [s for s in others if s.number == number]
             if not found or found[0].isolated or subnet.isolated:
                 raise TaskError(
-                    f"task {subnet.name!r} refers to task number {subnet.reference}, which is "
+                    f"task {subnet.name!r} refers to task number {number}, which is "
                     "not there or isolated; give the number of a learned task."
                 )
             if len(self.chain(found[0])) > MAX_CHAIN:
@@ -332,7 +333,7 @@ class SubnetStore:
 
     def chain(self, subnet: Subnet) -> list[Subnet]:
         """A subnet, the one it adds its weights to, and so on; the base is not among them."""
-        if subnet.reference in (None, BASE):
+        if task_number(subnet.reference) is None:
             return [subnet]
         if not self._by_number:
             self._by_number = {s.number: s for s in self.entries()}

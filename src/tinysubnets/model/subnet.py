@@ -152,6 +152,11 @@ BASE = -1  # as a reference: the pretrained weights that the model names
 MAX_CHAIN = 16  # subnets that one adds its own weights to, one behind the other
 
 
+def task_number(reference: int | None) -> int | None:
+    """The number of the subnet that a reference names; None for the base, and for no reference."""
+    return None if reference == BASE else reference
+
+
 @dataclass(frozen=True)
 class PackedMask:
     """Booleans at one bit each, so that the masks of many tasks fit in memory.
@@ -335,8 +340,8 @@ class Subnet:
         - `by_number`: all subnets, those without a name too.
         """
         chain = [self]
-        while (reference := chain[-1].reference) not in (None, BASE):
-            chain.append(by_number[int(reference or 0)])
+        while (number := task_number(chain[-1].reference)) is not None:
+            chain.append(by_number[number])
         return chain
 
     def from_base(self) -> tuple[str, ...]:
