@@ -79,32 +79,23 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
         members = [s for s in before if s.bank == number]
         whole = [s for s in members if _stays(s, gone) or s.number in needed]
         used = union(whole, store.layout)
-        owned, owned_after = np.zeros_like(used), np.zeros_like(used)
-        changed = False
-        after: list[Subnet] = []
+        # Without a bank nothing is shared: all weights under a mask are the subnet's own.
+        owned, shared = np.zeros_like(used), np.zeros_like(used) if number == NO_BANK else used
+        pairs: list[tuple[Subnet, Subnet | None]] = []  # entries as they were, and what stays
         for subnet in members:
             bits = subnet.packed_mask.bits
             new = bits if number == NO_BANK else bits & ~owned
             owned |= bits
             left: Subnet | None = subnet
             if not _stays(subnet, gone):
-                others = used if number != NO_BANK else np.zeros_like(used)
-                stay = bits if subnet.number in needed else new & others
-                left = _nameless(store, subnet, new, stay)
-                if subnet.rank and subnet.number in needed:
-                    left = _weights(subnet)
-                if subnet.number in gone:
-                    num = 0 if left is None else left.num_new
-                    kept, freed = kept + num, freed + subnet.num_new - num
-                    users |= {s.number for s in whole if np.any(s.packed_mask.bits & new & others)}
-            changed |= left is None or not np.array_equal(left.packed_mask.bits, bits)
-            if left is not None:
-                if changed or left.coded_mask is None:
-                    left = replace(left, coded_mask=store.coded_mask(left, after, owned_after))
-                after.append(left)
-                owned_after = owned_after | left.packed_mask.bits
-        entries |= {s.number: s for s in after}
-        if number != NO_BANK and changed:
+                left = _left_of(store, subnet, new, shared, is_needed=subnet.number in needed)
+            pairs.append((subnet, left))
+            if subnet.number in gone:
+                num = 0 if left is None else left.num_new
+                kept, freed = kept + num, freed + subnet.num_new - num
+                users |= {s.number for s in whole if np.any(s.packed_mask.bits & new & shared)}
+        entries |= {s.number: s for s in _with_coded_masks(store, pairs)}
+        if number != NO_BANK and any(_differ(subnet, left) for subnet, left in pairs):
             kept_blocks[number] = torch.from_numpy(unpack_mask(used, store.layout.num_blocks))
     staying = {n: s.number for n, s in store.subnets.items() if s.number not in gone}
     chains = {
@@ -118,6 +109,44 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
         del store.banks[1 + max((s.bank for s in entries.values()), default=NO_BANK) :]
     used_by = tuple(n for n, chain in chains.items() if chain & (users | gone))
     return Removal(freed, kept, used_by)
+
+
+def _left_of(
+    store: SubnetStore, subnet: Subnet, new: np.ndarray, shared: np.ndarray, *, is_needed: bool
+) -> Subnet | None:
+    """What stays of a removed task's weights: those that other tasks use; None if there are none.
+
+    - `new`: the blocks whose values the subnet has, at one bit per block.
+    - `shared`: the blocks of its bank that other tasks use.
+    - `is_needed`: whether another task adds its own weights to all of the subnet's.
+    """
+    if is_needed and subnet.rank:
+        return _weights(subnet)
+    return _nameless(store, subnet, new, subnet.packed_mask.bits if is_needed else new & shared)
+
+
+def _differ(subnet: Subnet, left: Subnet | None) -> bool:
+    """Whether less than its whole mask stays of a subnet."""
+    return left is None or not np.array_equal(left.packed_mask.bits, subnet.packed_mask.bits)
+
+
+def _with_coded_masks(
+    store: SubnetStore, pairs: Iterable[tuple[Subnet, Subnet | None]]
+) -> list[Subnet]:
+    """What stays of a bank's entries, with masks coded anew from the first that changed on.
+
+    - `pairs`: entries as they were, and what stays of each.
+    """
+    out: list[Subnet] = []
+    owned, changed = union((), store.layout), False
+    for subnet, left in pairs:
+        changed |= _differ(subnet, left)
+        if left is not None:
+            if changed or left.coded_mask is None:
+                left = replace(left, coded_mask=store.coded_mask(left, out, owned))
+            out.append(left)
+            owned = owned | left.packed_mask.bits
+    return out
 
 
 def _referring_past(entries: Iterable[Subnet], gone: set[int]) -> list[Subnet]:
