@@ -50,9 +50,7 @@ def save(
 ) -> Path:
     """Write a store into a folder, in one step as others see it; returns the model file.
 
-    - `overwrite`: whether a model that was there before this store began, or that this process
-      saved, may be replaced. One that another process has put there since never is.
-    - `with_backup`: keep the model that was there for `backup.undo`; without it there is none.
+    - `overwrite`, `with_backup`: as for `SubnetStore.save`.
     """
     if store.is_partial:
         raise ArtifactError(
@@ -89,8 +87,7 @@ def save(
 def reserve(store: SubnetStore, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Check that a store can be saved in a folder later on, before anything is learned in vain.
 
-    - `overwrite`: take note of the model that is there now, so that `save` may replace it, and no
-      other.
+    - `overwrite`: as for `SubnetStore.reserve`.
     """
     path = _made(Path(folder)) / FILE_NAME
     try:
