@@ -196,6 +196,7 @@ def _bits(base: int, digits: int) -> int:
 
 
 def _pack_ranks(ranks: Integers, widths: Integers, counts: Integers) -> bytes:
+    """The stream of bits that holds the arrangements of some kernels."""
     words = _Words(widths, counts)
     numbers = np.zeros_like(words.bases)
     factors = np.ones_like(words.bases)
@@ -212,6 +213,7 @@ def _pack_ranks(ranks: Integers, widths: Integers, counts: Integers) -> bytes:
 
 
 def _unpack_ranks(data: bytes, widths: Integers, counts: Integers) -> Integers:
+    """The arrangements that `_pack_ranks` wrote, of kernels of these widths and counts of ones."""
     words = _Words(widths, counts)
     stream = unpack_bits(data, words.num_bits)
     numbers = np.zeros_like(words.bases)

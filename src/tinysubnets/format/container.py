@@ -287,6 +287,7 @@ class ModelFile:
         return self._group[1][kind]
 
     def _read_group(self, group: str, kinds: tuple[str, ...], task: int) -> dict[str, bytes]:
+        """The sections of an entry that have one hash together, by kind, checked by it."""
         found, places = {}, {kind: self.place(kind, task) for kind in kinds}
         for kind, (start, size) in places.items():
             self._file.seek(start)

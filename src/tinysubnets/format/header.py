@@ -248,6 +248,7 @@ class _Lists:
 
 
 def _check_tasks(manifest: Manifest) -> None:
+    """Refuse entries that do not go together: names, numbers, banks and references."""
     tasks = manifest.tasks
     names = [t.name for t in tasks if t.name]
     if len(set(names)) != len(names):

@@ -46,6 +46,7 @@ def inspect(where: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _summary(file: ModelFile, contents: Contents, ledger: Ledger) -> dict[str, Any]:
+    """What `inspect` gives, but for the path."""
     subnets = list(contents.subnets.values())
     layout, manifest = contents.manifest.layout, contents.manifest
     groups: dict[int, list[Subnet]] = {}  # by bank, in the order of learning
@@ -301,6 +302,7 @@ def _check_weights(store: SubnetStore, task: str, checked: set[int]) -> None:
 
 
 def _check_finite(contents: Contents) -> None:
+    """Refuse values that are NaN or infinite: of tasks, of the base, and of banks."""
     for subnet in contents.subnets.values():
         for name, tensor in subnet.task_tensors().items():
             if not bool(torch.isfinite(tensor).all()):

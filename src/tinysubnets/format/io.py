@@ -554,6 +554,7 @@ class _EntryReader:
     def _mask(
         self, place: int, entry: TaskEntry, bank: _GrowingBank
     ) -> tuple[CodedMask, np.ndarray]:
+        """An entry's mask, still coded and as booleans, within what a reader accepts."""
         data = Reader(self.file.section("masks", place), "mask")
         coded = read_coded_mask(data, len(self.layout.shared))
         bank.num_score_references += coded.reference in (SCORES, FREE_SCORES)

@@ -510,7 +510,7 @@ def _planes(numbers: np.ndarray) -> np.ndarray:
     return np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
 
 
-# Whole numbers from their bit planes. ONNX has no operator that unpacks bits: shift each byte by 0
+# Integers from their bit planes. ONNX has no operator that unpacks bits: shift each byte by 0
 # to 7 and take the last bit.
 _UNPACK = """
 Unpack (planes) => (numbers) {

@@ -123,6 +123,7 @@ def _words(given: BaseSource) -> str:
 
 
 def _wrapped(net: nn.Module, manifest: Manifest) -> Architecture:
+    """The network given as an architecture, if its tensors are those on record."""
     names = {s.name for s in manifest.layout.shared}
     found = {n: tuple(p.shape) for n, p in net.named_parameters()}
     buffers = {n: tuple(b.shape) for n, b in net.named_buffers()}

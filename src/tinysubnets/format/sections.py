@@ -194,6 +194,7 @@ def _read_alike(
     layout: Layout,
     positions: NDArray[np.integer],
 ) -> tuple[CodebookTensor, ...]:
+    """What `_write_alike` wrote; the arguments are those of `read_own`."""
     form = books.byte()
     width, filled = form >> 1, len(counts) - counts.count(0)
     if not 1 <= width <= MAX_CODE_BITS:

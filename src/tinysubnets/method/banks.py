@@ -36,7 +36,7 @@ def remember(task: Task, settings: TSNSettings) -> InputStatistics | Tensor | No
 def choose_bank(
     store: SubnetStore, memory: InputStatistics | Tensor | None, settings: TSNSettings
 ) -> BankDecision:
-    """The nearest task's bank, or a new one for a task unlike all others; with room if it must."""
+    """The bank of a new task, and why: one with free weights where tasks share no values."""
     decision = _by_divergence(store, memory, settings)
     if settings.sharing == "values":
         return decision
@@ -46,6 +46,7 @@ def choose_bank(
 def _by_divergence(
     store: SubnetStore, memory: InputStatistics | Tensor | None, settings: TSNSettings
 ) -> BankDecision:
+    """The nearest task's bank, or a new one for a task unlike all others, up to `max_banks`."""
     if memory is None or not shared_banks(store):
         return last_bank(store)
     others = (s for s in store.subnets.values() if not s.isolated)

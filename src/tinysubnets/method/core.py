@@ -529,6 +529,7 @@ class SubnetTrainer:
         return report
 
     def _report(self, subnet: Subnet, pruning_seconds: float) -> SubnetReport:
+        """What learning the task came to, once it is in the store."""
         store, progress = self.core.store, self.training.progress
         density = store.density(subnet.name)
         return SubnetReport(

@@ -155,6 +155,7 @@ def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:
 
 
 def _reference(coded: CodedMask, context: MaskContext) -> np.ndarray | None:
+    """The mask that another one is coded against, as booleans; None where there is none."""
     kind = coded.reference
     if kind == NO_REFERENCE:
         return None

@@ -386,6 +386,7 @@ def layer_losses(
     inside = False  # a layer that is called for its full output calls layers, which do not count
 
     def compare(owner: str, names: list[str]) -> None:
+        """Add a loss whenever the layer `owner`, with the shared weights `names`, is called."""
         module, prefix = code.get_submodule(owner), f"{owner}." if owner else ""
         weights = {n[len(prefix) :]: full[n] for n in names}
         before: list[int] = []

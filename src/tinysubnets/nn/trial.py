@@ -213,6 +213,7 @@ def held(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _values(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """A value, or where it is a container the values in it, each with the way to it."""
     if isinstance(value, (Tensor, nn.Module, np.ndarray, *PLAIN)):
         yield path, value
         return
@@ -350,6 +351,7 @@ class Trial:
 
     @torch.enable_grad()
     def _train(self, code: Code, learned: Sequence[str], own: Mapping[str, Tensor]) -> None:
+        """One pass in training and back; the arguments are those of `training`."""
         state = self._copied()
         state |= {n: state[n].requires_grad_() for n in learned}
         output = self._pass(code, state, "training")
