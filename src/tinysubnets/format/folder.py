@@ -73,7 +73,8 @@ def save(
                 put_in_place(path, encoded.parts)
             except ArtifactError as error:  # it is there all the same
                 unsynced = error
-            _note(store, identity)
+            store.saved_as = identity
+            _written.add(identity)
         backup.forget(path, identity, rest=beside_is_old("save"))
         if unsynced is not None:
             raise unsynced
@@ -106,12 +107,6 @@ def _made(folder: Path) -> Path:
     except OSError as error:
         raise ArtifactError(f"{folder} is not a folder to save in: {error.strerror}.") from None
     return folder
-
-
-def _note(store: SubnetStore, identity: str) -> None:
-    """Take note of what a store has just been saved as."""
-    store.saved_as = identity
-    _written.add(identity)
 
 
 def load(

@@ -556,7 +556,7 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
     """The config of a store."""
     classes, inputs, preprocessing, absent = (_Distinct() for _ in range(4))
     tasks: list[dict[str, Any]] = []
-    expected, entries = 0, store.entries()
+    expected, entries, base = 0, store.entries(), store.base
     numbers = {s.name: s.number for s in entries if s.name}
     for subnet in entries:
         entry = _weights_entry(subnet, len(store.layout.shared), expected)
@@ -584,7 +584,7 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
         "next": store.next_number,
         "banks": len(store.banks),
         "architecture": architecture_table(store.architecture),
-        "base": None if store.base is None else _base_table(store.base),
+        "base": base and {"name": base.name, "source": base.source, "sha256": base.sha256},
         "classes": classes.items,
         "inputs": inputs.items or None,
         "preprocessing": preprocessing.items or None,
@@ -607,10 +607,6 @@ class _Distinct:
             self._places[key] = len(self.items)
             self.items.append(item)
         return self._places[key]
-
-
-def _base_table(base: Base) -> dict[str, str]:
-    return {"name": base.name, "source": base.source, "sha256": base.sha256}
 
 
 def _type_name(dtype: torch.dtype) -> str:

@@ -97,7 +97,9 @@ def base_for(store: SubnetStore, given: BaseSource | None) -> Base | None:
         return None
     if given is not None:
         values = base_values(architecture, _tensors_of(given, architecture))
-        return base.filled(values, _words(given))
+        is_file = isinstance(given, (str, os.PathLike))
+        whose = f"the file {os.fspath(given)}" if is_file else "the base given"
+        return base.filled(values, whose)
     if base.values is not None or not architecture.pretrained:
         return base
     values = base_values(architecture, architecture.pretrained)
@@ -114,12 +116,6 @@ def _tensors_of(given: BaseSource, architecture: Architecture) -> Mapping[str, T
     if isinstance(given, Mapping):
         return given
     return read_weights(given, [s.name for s in architecture.fixed_tensors])
-
-
-def _words(given: BaseSource) -> str:
-    if isinstance(given, (str, os.PathLike)):
-        return f"the file {os.fspath(given)}"
-    return "the base given"
 
 
 def _wrapped(net: nn.Module, manifest: Manifest) -> Architecture:
