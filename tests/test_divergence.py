@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tinysubnets.errors import TaskError
 from tinysubnets.tasks import divergence as module
-from tinysubnets.tasks.divergence import InputStatistics, divergence, summarize
+from tinysubnets.tasks.divergence import InputStatistics, divergences, summarize
 
 DIGITS = torch.from_numpy(load_digits().images * 15).to(torch.uint8)[:, None]
 
@@ -34,6 +34,11 @@ SOURCES: dict[str, tuple[Callable[[], Tensor], bool]] = {
     "sparse images": (lambda: (torch.rand(50, 1, 28, 28) < 0.02).float(), False),
     "tokens": (lambda: torch.randint(0, 1000, (50, 40)), True),
 }
+
+
+def divergence(one: InputStatistics, other: InputStatistics) -> float:
+    (found,) = divergences(one, [other])
+    return found
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -140,7 +140,7 @@ def test_divergences_at_once_are_those_one_by_one(tokens: bool) -> None:
         else divergence.summarize(torch.arange(40).reshape(20, 2), tokens=True)
     )
     for one in (*many, other):
-        expected = [divergence.divergence(one, b) for b in (*many, other)]
+        expected = [divergence.divergences(one, [b])[0] for b in (*many, other)]
         assert divergence.divergences(one, [*many, other]) == expected
     assert divergence.divergences(many[0], []) == []
 

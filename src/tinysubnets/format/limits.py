@@ -54,16 +54,11 @@ def max_config_bytes(stream_bytes: int) -> int:
     return SPARE_TEXT + TEXT_PER_BYTE * stream_bytes
 
 
-def decoded_bytes(manifest: Manifest) -> int:
-    """The most that a model may take once it is decoded, from its config alone."""
-    without_bank = sum(t.has_mask and t.bank == NO_BANK for t in manifest.tasks)
-    return _known_bytes(manifest) + OWN_BYTES * manifest.layout.num_weights * without_bank
+def known_bytes(manifest: Manifest) -> int:
+    """What a model takes once it is decoded, as far as its config tells.
 
-
-def _known_bytes(manifest: Manifest) -> int:
-    """The same without the own weights of entries without a bank: only masks tell their number.
-
-    In a large network such a mask mostly holds very little.
+    That is all but the own weights of entries without a bank: only masks tell their number. In a
+    large network such a mask mostly holds very little.
     """
     layout = manifest.layout
     # A bank has its values, the owned set, and once more each value in the codes of its owner.
@@ -141,7 +136,7 @@ def _read_bytes(manifest: Manifest) -> int:
     # every bank looked at, also one that is empty.
     masks = sum(t.has_mask for t in manifest.tasks)
     read = (masks + manifest.num_banks) * manifest.layout.num_blocks
-    return _known_bytes(manifest) + read
+    return known_bytes(manifest) + read
 
 
 def _holds_weights(manifest: Manifest) -> bool:
