@@ -296,10 +296,9 @@ def _task_params(
     stored = {
         s.name: subnet.task_params[s.name] for s in architecture.task_params if s.name not in absent
     }
-    in_head = {name for name in stored if name.startswith(f"{architecture.head}.")}
-    write_tensors(head, {n: c for n, c in stored.items() if n in in_head}, None)
-    rest = {n: c for n, c in stored.items() if n not in in_head}
-    write_tensors(other, rest, reference)
+    in_head = architecture.in_head
+    write_tensors(head, {n: c for n, c in stored.items() if in_head(n)}, None)
+    write_tensors(other, {n: c for n, c in stored.items() if not in_head(n)}, reference)
     return head.bytes(), other.bytes()
 
 

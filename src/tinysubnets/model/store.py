@@ -424,9 +424,9 @@ class SubnetStore:
 
     def is_head_alone(self, subnet: Subnet) -> bool:
         """Whether a task is the base with a head of its own: all else is the base's."""
-        chain, head = self.chain(subnet), f"{self.architecture.head}."
+        chain = self.chain(subnet)
         over_base = chain[-1].reference == BASE and all(s.adds_nothing for s in chain)
-        return over_base and all(n.startswith(head) for n in subnet.task_params)
+        return over_base and all(map(self.architecture.in_head, subnet.task_params))
 
     def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
         """The task's logits for raw inputs, one row per sample, on the CPU.

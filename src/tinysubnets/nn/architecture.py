@@ -97,9 +97,8 @@ class Architecture:
         self.aliases = _aliases(net)
         parameters = {n: p for n, p in net.named_parameters()}
         rule = shared or is_shared
-        prefix = f"{head}."
-        self._check_untied_head(prefix)
-        names = [n for n, p in parameters.items() if not n.startswith(prefix) and rule(n, p)]
+        self._check_untied_head()
+        names = [n for n, p in parameters.items() if not self.in_head(n) and rule(n, p)]
         self.shared = tuple(_spec_of(n, parameters[n]) for n in names)
         if not self.shared:
             raise ArchitectureError(
@@ -152,6 +151,10 @@ class Architecture:
         """
         own = (s for s in self.task_params if s.name not in self.output)
         return (*self.shared, *own)
+
+    def in_head(self, name: str) -> bool:
+        """Whether a tensor belongs to the head."""
+        return name.startswith(f"{self.head}.")
 
     def code(self, mode: Mode) -> nn.Module:
         """The network without values, in one of the modes of `StatelessModule`."""
@@ -292,9 +295,9 @@ class Architecture:
                 ) from error
             raise
 
-    def _check_untied_head(self, prefix: str) -> None:
+    def _check_untied_head(self) -> None:
         for alias, name in self.aliases.items():
-            if alias.startswith(prefix) != name.startswith(prefix):
+            if self.in_head(alias) != self.in_head(name):
                 raise ArchitectureError(
                     f"the head's {alias!r} is tied to {name!r}; a head belongs to "
                     "one task alone, so give it weights of its own."
