@@ -252,9 +252,9 @@ def check(
 ) -> Checked:
     """Check everything in a model; damage is an error that names its place.
 
-    A network of the package is rebuilt and holds every task once, and so does one's own that is
-    given as `net`; without it the names and shapes on record are all that can be looked at. The
-    same goes for the values of a base that the file only names, see `SubnetStore.load`.
+    Every task is put into the network once: a network of the package is rebuilt, your own has to be
+    given as `net`. Without it only the names and shapes on record can be checked. The same goes for
+    the values of a base that the file only names, see `SubnetStore.load`.
     """
     with limits.guarded(), ModelFile(model_path(where)) as file:
         sections = 0

@@ -124,9 +124,9 @@ def code_mask(
 
 
 def _nearest_members(packed: np.ndarray, members: Mapping[int, np.ndarray]) -> list[int]:
-    """The members that are worth a closer look: all of a few, else the likest on some bytes.
+    """The members to compare a mask with in full: all, or where there are many the most similar.
 
-    So the cost of a task hardly grows with the tasks before it.
+    Similarity is estimated on some bytes, so that a task hardly costs more with every earlier one.
     """
     if len(members) <= MAX_RANKED_MEMBERS:
         return list(members)

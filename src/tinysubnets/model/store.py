@@ -591,8 +591,8 @@ class SubnetStore:
         """How well a task is answered: accuracy, that of each class, and the confusion matrix.
 
         - `task`: a learned task's name; or a `Task`, of which the test part is measured, or the
-          validation part where there is none. Its training part never is: of the task that was
-          learned it would tell what is known by heart, and a `Task` does not say whether it was.
+          validation part where there is none. Its training part never is: accuracy on data that a
+          task was learned from says little.
         - `data`, `labels`: beside a name, the path of held-out images, in a folder per class, or of
           an .npz: their `test/` is measured where they have one, and else all of them, as by `tsn
           evaluate`. Or raw inputs and their labels; or a `Task`, a data set or a loader alone.

@@ -110,8 +110,8 @@ class TaskModule(nn.Module):
     [blocks] and the task-specific parameters.
     """
 
-    # How the network computes in training, and whether its statistics are estimated anew before it
-    # is measured: not where they are those of a frozen base.
+    # `mode`: how the network computes in training. `recalibrates`: whether normalization statistics
+    # are estimated anew before the network is measured; those of a frozen base are not.
     mode: Mode = "train"
     recalibrates = True
     lr_factors: Mapping[str, float] = MappingProxyType({})  # of the learning rate, by group

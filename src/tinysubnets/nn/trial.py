@@ -1,9 +1,9 @@
 """Which networks can be learned: checks at the door, and a trial of the forward pass.
 
-A network is kept as code, and every pass is handed the tensors of one task. So a pass may depend on
-nothing else that differs between tasks, processes or calls, and must leave nothing behind. What can
-be seen without running the network is refused when it is wrapped, everything else before the first
-task is trained; each refusal says where, and what to do.
+A network is kept as code, and every pass is given the tensors of one task. So a pass must depend on
+nothing else that differs between tasks, processes or calls, and must not keep anything. Problems
+that can be seen without running the network are refused when it is wrapped, all others before the
+first task is trained; each error says where the problem is, and what to do.
 """
 
 from __future__ import annotations

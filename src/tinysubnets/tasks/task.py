@@ -255,12 +255,12 @@ class Task:
 
 
 def few_samples(task: Task) -> str:
-    """What is to be said of a task with too few validation samples to choose by, or nothing."""
+    """A warning for a task with too few validation samples to choose by; empty for others."""
     return few_told({task.name: (len(task.train), len(task.valid))})
 
 
 def few_told(sizes: Mapping[str, tuple[int, int]]) -> str:
-    """The same of several tasks in one sentence.
+    """The same for several tasks, in one sentence.
 
     - `sizes`: by names of tasks, how many samples train and validate.
     """
