@@ -621,35 +621,30 @@ def _weights_entry(subnet: Subnet, num_shared: int, expected: int) -> dict[str, 
 
     - `expected`: the number of an entry that does not give one.
     """
-    entry: dict[str, Any] = {"bits": subnet.bits}
-    if subnet.bank != NO_BANK:
-        entry["bank"] = subnet.bank
-    if subnet.number != expected:
-        entry["number"] = subnet.number
-    if subnet.reference is not None:
-        entry["reference"] = "base" if subnet.reference == BASE else subnet.reference
-    if subnet.rank:
-        entry["rank"] = subnet.rank
-    elif len(subnet.own) == 1 and num_shared > 1:
-        entry["codebooks"] = 1
-    return entry
+    one_codebook = len(subnet.own) == 1 and num_shared > 1 and not subnet.rank
+    entry = {
+        "bits": subnet.bits,
+        "bank": None if subnet.bank == NO_BANK else subnet.bank,
+        "number": None if subnet.number == expected else subnet.number,
+        "reference": "base" if subnet.reference == BASE else subnet.reference,
+        "rank": subnet.rank or None,
+        "codebooks": 1 if one_codebook else None,
+    }
+    return {key: value for key, value in entry.items() if value is not None}
 
 
 def _task_entry(subnet: Subnet) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": subnet.name}
-    if subnet.isolated:
-        entry["isolated"] = True
-    if subnet.adds_to_base:
-        entry["adds"] = True
-    if subnet.rotations:
-        entry["rotations"] = subnet.rotations
-    if subnet.adds_nothing:
-        entry["empty"] = True
-    if subnet.normalization.mean:
-        entry["channels"] = len(subnet.normalization.mean)
-    if subnet.normalization.trailing:
-        entry["trailing"] = subnet.normalization.trailing
-    return entry
+    """What the config says of a task beside its weights; nothing of what is false or 0."""
+    entry = {
+        "name": subnet.name,
+        "isolated": bool(subnet.isolated),
+        "adds": subnet.adds_to_base,
+        "rotations": subnet.rotations,
+        "empty": subnet.adds_nothing,
+        "channels": len(subnet.normalization.mean),
+        "trailing": subnet.normalization.trailing,
+    }
+    return {key: value for key, value in entry.items() if value}
 
 
 def _record_entry(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:

@@ -97,8 +97,9 @@ def base_for(store: SubnetStore, given: BaseSource | None) -> Base | None:
         return None
     if given is not None:
         values = base_values(architecture, _tensors_of(given, architecture))
-        is_file = isinstance(given, (str, os.PathLike))
-        whose = f"the file {os.fspath(given)}" if is_file else "the base given"
+        whose = "the base given"
+        if isinstance(given, (str, os.PathLike)):
+            whose = f"the file {os.fspath(given)}"
         return base.filled(values, whose)
     if base.values is not None or not architecture.pretrained:
         return base
