@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from tinysubnets import seeds
-from tinysubnets.errors import SettingError, TaskError, check_setting, unknown
+from tinysubnets.errors import SettingError, TaskError, unknown
 from tinysubnets.model.subnet import Subnet, code
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.checks import Label, Pixels, as_tensor, is_tokens
@@ -92,11 +92,17 @@ class RoutingSettings:
     rotations: Literal["none", "one-pass", "four-pass"] = "none"
 
     def __post_init__(self) -> None:
-        parts, dims, share = self.parts, self.dims, self.unknown_share
-        check_setting("routing.parts", parts, len(set(parts)) == len(parts), "each name once")
-        check_setting("routing.dims", dims, 1 <= dims <= MAX_DIMS, f"1 to {MAX_DIMS}")
-        allowed = "a share of at least 0, below 1"
-        check_setting("routing.unknown_share", share, 0 <= share < 1, allowed)
+        if len(set(self.parts)) != len(self.parts):
+            raise SettingError(f"routing.parts = {self.parts!r} is not allowed; name each once.")
+        if not 1 <= self.dims <= MAX_DIMS:
+            raise SettingError(
+                f"routing.dims = {self.dims!r} is not allowed; give 1 to {MAX_DIMS}."
+            )
+        if not 0 <= self.unknown_share < 1:
+            raise SettingError(
+                f"routing.unknown_share = {self.unknown_share!r} is not allowed; give a share of "
+                "at least 0, below 1."
+            )
 
     @property
     def passes(self) -> int:
