@@ -296,14 +296,8 @@ def _read_tasks(values: list[Any], lists: _Lists, is_first: bool) -> tuple[TaskE
     return tuple(out)
 
 
-def _read_task(value: Any, lists: _Lists, where: str, least: int, is_first: bool) -> TaskEntry:
-    """An entry, checked.
-
-    - `where`: what it is called in errors.
-    - `least`: the least number that it may have, and has where it gives none.
-    - `is_first`: whether the file is of format 1.
-    """
-    entry = _table(value, where)
+def _read_weights(entry: Mapping[str, Any], where: str, least: int) -> dict[str, Any]:
+    """What an entry says of its weights, checked; the arguments are those of `_read_task`."""
     number = _integer(entry.get("number", least), f"{where}, number", least, MAX_NUMBER)
     reference = entry.get("reference")
     if reference == "base":
@@ -317,7 +311,7 @@ def _read_task(value: Any, lists: _Lists, where: str, least: int, is_first: bool
         rank = _integer(entry["rank"], f"{where}, rank", 1, MAX_RANK)
     if rank and (bank != NO_BANK or reference is None):
         raise DamageError(f"config: {where} is of rank {rank}, but has a bank or no reference.")
-    weights: dict[str, Any] = {
+    return {
         "rank": rank,
         "number": number,
         "bank": bank,
@@ -325,6 +319,17 @@ def _read_task(value: Any, lists: _Lists, where: str, least: int, is_first: bool
         "one_codebook": _integer(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
         "reference": reference,
     }
+
+
+def _read_task(value: Any, lists: _Lists, where: str, least: int, is_first: bool) -> TaskEntry:
+    """An entry, checked.
+
+    - `where`: what it is called in errors.
+    - `least`: the least number that it may have, and has where it gives none.
+    - `is_first`: whether the file is of format 1.
+    """
+    entry = _table(value, where)
+    weights = _read_weights(entry, where, least)
     if "name" not in entry:
         if unknown := sorted(set(entry) - _OF_WEIGHTS):
             raise DamageError(f"config: {where} has no name, but {', '.join(unknown)[:80]}.")
@@ -342,6 +347,7 @@ def _read_task(value: Any, lists: _Lists, where: str, least: int, is_first: bool
     if not all(isinstance(flag, bool) for flag in flags):
         wrong = f"isolated is {isolated!r}, adds is {adds!r}, empty is {empty!r}"
         raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
+    bank, rank = weights["bank"], weights["rank"]
     if empty and (bank != NO_BANK or rank):
         raise DamageError(f"config: {where} is empty, but in bank {bank} or of rank {rank}.")
     rotations = _integer(entry.get("rotations", 0), f"{where}, rotations", 0, ROTATIONS)
