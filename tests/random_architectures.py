@@ -469,7 +469,7 @@ def run_case(number: int) -> str:
             result = "refused in training: an activation overwrites what a gradient needs"
         except CapacityError:
             result = "second task refused: no free weights"
-        learn.store._decoded = ()  # decoded anew from banks and subnets
+        learn.store.drop_caches_()  # decoded anew from banks and subnets
         assert torch.equal(learn.logits("a", probe), before), "forgotten"
         assert learn.store.digest("a") == digest
         return result

@@ -22,8 +22,9 @@ from tinysubnets.coding.byte_io import Reader
 from tinysubnets.errors import TinySubNetsError
 from tinysubnets.format import ModelFile, check, inspect
 from tinysubnets.format.header import manifest_of
-from tinysubnets.format.limits import decoded_bytes, max_config_bytes
+from tinysubnets.format.limits import OWN_BYTES, known_bytes, max_config_bytes
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.model.subnet import NO_BANK
 
 MEGABYTE = 1 << 20
 SPARE = 64 * MEGABYTE  # what a reader may take beside four times the decoded model
@@ -155,7 +156,9 @@ def need_of(path: Path) -> int:
     try:
         with ModelFile(path) as file:
             manifest = manifest_of(file.config, file.file_bytes, file.text_bytes)
-            claimed = decoded_bytes(manifest)
+            without_bank = sum(t.has_mask and t.bank == NO_BANK for t in manifest.tasks)
+            own = OWN_BYTES * manifest.layout.num_weights * without_bank  # at the most
+            claimed = known_bytes(manifest) + own
     except TinySubNetsError:
         claimed = 0
     return max(claimed, path.stat().st_size + 4 * accepted_text(path))  # four bytes a character

@@ -35,7 +35,7 @@ def remembers_all(
         name = f"t{number}"
         learn.learn(task(name, shape, seed=number, offset=offset * number))
         for old in probes:
-            learn.store._decoded = ()  # decoded anew from banks and subnets, not remembered
+            learn.store.drop_caches_()  # decoded anew from banks and subnets, not remembered
             assert learn.store.digest(old) == digests[old]
             assert torch.equal(learn.logits(old, probes[old]), logits[old])
         probes[name] = torch.from_numpy(data(shape, seed=100 + number)[0])

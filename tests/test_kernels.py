@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from tinysubnets.errors import SettingError
 from tinysubnets.nn import codebook, kmeans
 from tinysubnets.nn.topk import top_k_reference
 from tinysubnets.training.optim import LONG, fused_update
@@ -390,6 +389,7 @@ def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
     mine, theirs = ([p.clone().requires_grad_() for p in start] for _ in range(2))
     my_optimizer, optimizer = make(mine), make(theirs)
     update = fused_update(my_optimizer)
+    assert update is not None
     for _ in range(5):
         for a, b in zip(mine, theirs, strict=True):
             a.grad = torch.randn(a.shape, generator=generator).to(DEVICE)
@@ -401,15 +401,14 @@ def test_updates_by_kernels_equal_those_of_torch(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "word"),
+    "optimizer",
     [
-        (lambda p: torch.optim.RMSprop(p), "RMSprop.*SGD"),
-        (lambda p: torch.optim.NAdam(p), "NAdam"),
-        (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad"),
-        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True), "nesterov"),
-        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5), "dampening"),
+        lambda p: torch.optim.RMSprop(p),
+        lambda p: torch.optim.NAdam(p),
+        lambda p: torch.optim.Adam(p, amsgrad=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.5),
     ],
 )
-def test_an_update_that_no_kernel_knows_is_refused(optimizer: Any, word: str) -> None:
-    with pytest.raises(SettingError, match=word):
-        fused_update(optimizer([torch.zeros(LONG, requires_grad=True)]))
+def test_an_update_that_no_kernel_knows_is_left_to_torch(optimizer: Any) -> None:
+    assert fused_update(optimizer([torch.zeros(LONG, requires_grad=True)])) is None

@@ -130,30 +130,30 @@ def test_divergences_at_once_are_those_one_by_one(tokens: bool) -> None:
     def statistics_of(number: int, shape: tuple[int, ...]) -> divergence.InputStatistics:
         samples = torch.randn(20, *shape, generator=generator) * (1 + number)
         samples = samples.abs().mul(9).long() if tokens else samples
-        return divergence.summarise(samples, tokens=tokens, seed=number)
+        return divergence.summarize(samples, tokens=tokens, seed=number)
 
     shapes = [(3, 9, 9), (3, 9, 9), (5,), (3, 9, 9), (70,), (3, 9, 9)]
     many = [statistics_of(i, shape) for i, shape in enumerate(shapes)]
     other = (
         statistics_of(7, (4,))
         if tokens
-        else divergence.summarise(torch.arange(40).reshape(20, 2), tokens=True)
+        else divergence.summarize(torch.arange(40).reshape(20, 2), tokens=True)
     )
     for one in (*many, other):
-        expected = [divergence.divergence(one, b) for b in (*many, other)]
+        expected = [divergence.divergences(one, [b])[0] for b in (*many, other)]
         assert divergence.divergences(one, [*many, other]) == expected
     assert divergence.divergences(many[0], []) == []
 
 
 def test_statistics_of_kept_samples_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    real = divergence.summarise
+    real = divergence.summarize
 
     def counted(samples: Any, **rest: Any) -> Any:
         asked.append(id(samples))
         return real(samples, **rest)
 
-    monkeypatch.setattr("tinysubnets.tasks.divergence.summarise", counted)
+    monkeypatch.setattr("tinysubnets.tasks.divergence.summarize", counted)
     learner = tiny_learner(memory="samples", max_banks=2)
     learn_all(learner, range(5))
     assert len(asked) == len(set(asked)) == 5

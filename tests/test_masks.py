@@ -140,8 +140,8 @@ def test_impossible_counts_are_refused() -> None:
         topk.top_k_segments(torch.rand(4), [(0, 4, 3)], allowed=allowed)
     with pytest.raises(SettingError, match="NaN"):
         topk.top_k_segments(torch.tensor([1.0, float("nan")]), [(0, 2, 2)])
-    with pytest.raises(SettingError, match="block is 0"):
-        blocks_of((3, 4), 0)
+    with pytest.raises(SettingError, match="block = 0 is not allowed"):
+        Layout([TensorSpec("weight", (3, 4))], 0)
 
 
 def test_the_search_can_be_compiled_whole() -> None:

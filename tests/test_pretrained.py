@@ -30,7 +30,7 @@ from tinysubnets.errors import ArchitectureError, MismatchError, SettingError
 from tinysubnets.experiments.results import read_run
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.networks.libraries import fill_
+from tinysubnets.networks.libraries import fill_, read_weights
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.tasks.expected import expected_inputs
 from tinysubnets.tasks.task import Task
@@ -430,7 +430,7 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
     torch.save(fresh(), tmp_path / "whole.pth")
     for file, match in (("empty.pth", "cannot be read"), ("whole.pth", "objects of Python")):
         with pytest.raises(SettingError, match=match) as caught:
-            networks.read_weights(tmp_path / file)
+            read_weights(tmp_path / file)
         assert "net.state_dict()" in str(caught.value) and "\x1b" not in str(caught.value)
 
 

@@ -346,7 +346,7 @@ def test_what_stays_decoded_is_within_its_limit_with_what_is_stacked(
     size = sum(t.nbytes for t in store.tensors("p0").values())
     assert not store.architecture.constants and held() == size
     for limit in range(1, 8):  # in tasks; two and their stack are four
-        store._forget()
+        store.drop_caches_()
         store.decoded_bytes = limit * size
         two = store.route(inputs, rule="energy", stacked=True, among=["p0", "p1"]).scores
         assert held() == (min(limit, 2) + 2 * (limit >= 4)) * size
@@ -354,7 +354,7 @@ def test_what_stays_decoded_is_within_its_limit_with_what_is_stacked(
         assert held() == (min(limit, 3) + 2 * (limit >= 5)) * size
         again = store.route(inputs, rule="energy", stacked=True, among=["p0", "p1"]).scores
         assert np.array_equal(two, again) and held() <= limit * size
-    store._forget()
+    store.drop_caches_()
     store.decoded_bytes = 1  # nothing stays but the last
     for _ in range(2):
         store.route(inputs, rule="energy", stacked=True)
@@ -787,7 +787,7 @@ def alike(store: SubnetStore) -> SubnetStore:
     """The same tasks with one normalization, as those over a pretrained base have it."""
     first = next(iter(store.subnets.values())).normalization
     store.subnets = {n: replace(s, normalization=first) for n, s in store.subnets.items()}
-    store._forget()
+    store.drop_caches_()
     return store
 
 

@@ -86,6 +86,12 @@ class FewSamplesWarning(UserWarning):
     """A task has too few validation samples to choose an epoch by, or weights to prune."""
 
 
+def check_setting(name: str, value: object, is_fine: bool, allowed: str) -> None:
+    """Refuse the value of a setting, and say what is allowed."""
+    if not is_fine:
+        raise SettingError(f"{name} = {value!r} is not allowed; give {allowed}.")
+
+
 def unknown(kind: str, name: Any, known: Iterable[str], listed_by: str = "") -> str:
     """The message for a name that does not exist: what was given, the nearest name, all names.
 

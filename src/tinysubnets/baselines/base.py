@@ -410,7 +410,7 @@ class DenseLearner:
             return task_params | {
                 s.name: pretrained[s.name].clone() for s in self.architecture.shared
             }
-        values = initial_values(self.architecture, init_key, "free")
+        values = initial_values(self.architecture, init_key)
         return task_params | self.architecture.split(values)
 
     def start(self, task: Task) -> dict[str, Tensor]:

@@ -137,6 +137,30 @@ def _check_stream(data: bytes, count: int, bits: int = 1) -> None:
         raise DamageError("a padding bit after the last packed element is set; it must be zero.")
 
 
+def deflate(text: bytes, dictionary: bytes) -> bytes:
+    """Text as a raw deflate stream that begins with a dictionary in its window."""
+    coder = zlib.compressobj(
+        9, zlib.DEFLATED, RAW_DEFLATE, _LARGEST_BLOCKS, zlib.Z_DEFAULT_STRATEGY, dictionary
+    )
+    return coder.compress(text) + coder.flush()
+
+
+def inflate(stream: bytes, size: int, what: str, dictionary: bytes = b"") -> bytes:
+    """The text of `size` bytes in a raw deflate stream; never more is inflated.
+
+    - `what`: what the text is, for errors.
+    - `dictionary`: the one it was deflated with.
+    """
+    decoder = zlib.decompressobj(RAW_DEFLATE, dictionary)
+    try:
+        text = decoder.decompress(stream, size + 1)
+    except zlib.error as error:
+        raise DamageError(f"{what} cannot be inflated: {error}.") from None
+    if len(text) != size or not decoder.eof or decoder.unused_data:
+        raise DamageError(f"{what} does not have its {size} bytes of text.")
+    return text
+
+
 def huffman_encode(symbols: bytes) -> bytes:
     """The Huffman-coded stream of some bytes."""
     coder = zlib.compressobj(9, zlib.DEFLATED, RAW_DEFLATE, _LARGEST_BLOCKS, zlib.Z_HUFFMAN_ONLY)

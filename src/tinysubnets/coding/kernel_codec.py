@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinysubnets.coding.bitmask_codecs import decode_bitmask, encode_bitmask
-from tinysubnets.coding.bits import packed_size
+from tinysubnets.coding.bits import pack_bits, unpack_bits
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.coding.codes import decode_codes, encode_codes
 from tinysubnets.errors import DamageError
@@ -196,6 +196,7 @@ def _bits(base: int, digits: int) -> int:
 
 
 def _pack_ranks(ranks: Integers, widths: Integers, counts: Integers) -> bytes:
+    """The stream of bits that holds the arrangements of some kernels."""
     words = _Words(widths, counts)
     numbers = np.zeros_like(words.bases)
     factors = np.ones_like(words.bases)
@@ -204,22 +205,17 @@ def _pack_ranks(ranks: Integers, widths: Integers, counts: Integers) -> bytes:
         where = words.words[which]
         numbers[where] += factors[where] * ranks[words.order[which]]
         factors[where] *= words.bases[where]
-    stream = np.zeros(words.num_bits, np.uint8)
+    stream = np.zeros(words.num_bits, np.bool_)
     for bit in range(int(words.bits.max(initial=0))):
         which = bit < words.bits
         stream[words.starts[which] + bit] = numbers[which] >> bit & 1
-    return np.packbits(stream, bitorder="little").tobytes()
+    return pack_bits(stream)
 
 
 def _unpack_ranks(data: bytes, widths: Integers, counts: Integers) -> Integers:
+    """The arrangements that `_pack_ranks` wrote, of kernels of these widths and counts of ones."""
     words = _Words(widths, counts)
-    if len(data) != packed_size(words.num_bits):
-        raise DamageError(
-            f"{len(data)} bytes of places in kernels; {packed_size(words.num_bits)} were expected."
-        )
-    stream = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-    if stream[words.num_bits :].any():
-        raise DamageError("a bit after the last kernel is set; it must be zero.")
+    stream = unpack_bits(data, words.num_bits)
     numbers = np.zeros_like(words.bases)
     for bit in range(int(words.bits.max(initial=0))):
         which = bit < words.bits

@@ -193,6 +193,7 @@ def decode_mask(
 
 
 def _encode_part(mask: Mask, reference: Mask | None) -> bytes:
+    """The smallest code of a mask, or of a segment of one, by codecs 0 to 4."""
     if reference is None:
         return encode_bitmask(mask)
     plain = encode_bitmask(mask ^ reference)
@@ -205,6 +206,7 @@ def _encode_part(mask: Mask, reference: Mask | None) -> bytes:
 
 
 def _decode_part(data: bytes, count: int, reference: Mask | None) -> Mask:
+    """A mask, or a segment of one, by codecs 0 to 4."""
     if reference is None:
         return decode_bitmask(data, count)
     if data[:1] != bytes([_DROPPED_ADDED]):

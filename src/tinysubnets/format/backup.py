@@ -1,7 +1,7 @@
 """The one backup in a model folder: what the model was before the last task was learned in place.
 
-It is a model folder itself, `backup/`, with a file that names the model it was replaced by. So it
-is of use only while that one is in place; whatever else is saved there removes it.
+It is a model folder itself, `backup/`, with a file that names the model that replaced it. It is of
+use only while that model is in place; saving another one removes the backup.
 
 It is written in full under another name before the model is replaced, and takes the place of the
 backup before it afterwards. So a process that is killed leaves the old model with its own backup,
@@ -57,9 +57,9 @@ class Undone:
 
 @contextlib.contextmanager
 def keeping(model: Path, successor: str) -> Iterator[None]:
-    """Keep a model and what lies beside it while another takes its place inside; under the lock.
+    """Back a model's folder up while another model is put in its place inside; under the lock.
 
-    Where that fails, the backup before it stays.
+    Where that fails, the earlier backup stays.
 
     - `successor`: the hash that stands for the other one.
     """
@@ -100,10 +100,10 @@ def _put(fresh: Path, model: Path) -> None:
 
 
 def adopt(model: Path, identity: str) -> None:
-    """Put the backup in its place whose writer was killed before it could; under the lock.
+    """Finish what a killed writer began: put its backup in place; under the lock.
 
-    - `identity`: the hash of the model that is there now. A backup that was written ahead of
-      another one, which never came, is removed.
+    - `identity`: the hash of the model that is there now. A backup that was written for a model
+      that never came is removed.
     """
     for left in leftovers(model.with_name(FOLDER)):
         if _successor(left) == identity and os.path.lexists(left / FILE_NAME):
@@ -128,7 +128,7 @@ def forget(
 ) -> None:
     """Remove the backup unless the model of that hash replaced it; under the lock.
 
-    And what killed processes have left of backups, always.
+    What killed processes have left of backups is always removed.
 
     - `done`, `rest`: what an error says was done, and was not done yet.
     """

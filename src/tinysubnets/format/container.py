@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tinysubnets.coding.bits import RAW_DEFLATE
+from tinysubnets.coding.bits import deflate, inflate
 from tinysubnets.coding.byte_io import MAX_VARINT_BYTES, Reader, Writer, varint_bytes
 from tinysubnets.errors import ArtifactError, DamageError, FormatError
 from tinysubnets.files import UnsyncedError, atomic_write, reading
@@ -158,8 +157,7 @@ def index_of(sections: Sections, num_tasks: int, version: int = VERSION) -> byte
 def front_of(config: Mapping[str, Any], index: bytes) -> bytes:
     """What stands before the sections in format 2: three lengths, the config and the index."""
     text = canonical(config).encode()
-    coder = zlib.compressobj(9, zlib.DEFLATED, RAW_DEFLATE, 9, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
-    stream = coder.compress(text) + coder.flush()
+    stream = deflate(text, DICTIONARY)
     out = Writer()
     for length in (len(text), len(stream), len(index)):
         out.varint(length)
@@ -168,7 +166,7 @@ def front_of(config: Mapping[str, Any], index: bytes) -> bytes:
 
 
 def check_front(front: bytes) -> None:
-    """Refuse to write a config that no reader would accept."""
+    """Refuse to write a config that is longer than readers accept."""
     begin = Reader(front, "the config")
     text, stream = (begin.varint(1 << 62) for _ in range(2))
     if text > limits.max_config_bytes(stream):
@@ -289,6 +287,7 @@ class ModelFile:
         return self._group[1][kind]
 
     def _read_group(self, group: str, kinds: tuple[str, ...], task: int) -> dict[str, bytes]:
+        """The sections of an entry that have one hash together, by kind, checked by it."""
         found, places = {}, {kind: self.place(kind, task) for kind in kinds}
         for kind, (start, size) in places.items():
             self._file.seek(start)
@@ -390,13 +389,13 @@ def put_in_place(
 
 
 def beside_is_old(again: str) -> str:
-    """What is said where only the model is new: what was not replaced, and what to do again."""
+    """The part of an error that says which files beside a new model are old, and the cure."""
     return f"{' and '.join(BESIDE)} beside it are as they were: put that right and {again} again."
 
 
 @contextlib.contextmanager
 def nothing_changed(path: Path) -> Iterator[None]:
-    """An OSError inside is an ArtifactError that says so: `path` is as it was."""
+    """Turn an OSError inside into an ArtifactError that says that nothing was changed."""
     try:
         yield
     except OSError as error:
@@ -515,7 +514,7 @@ def _read_second(file: BinaryIO, header: bytes, version: int, total: int) -> _Fr
     if text_bytes > most:
         raise DamageError(f"a config of {text_bytes} bytes; at most {most} are accepted.")
     stream = front[begin.position : begin.position + stream_bytes]
-    config = parse(_inflate(stream, text_bytes), "config")
+    config = parse(inflate(stream, text_bytes, "the config", DICTIONARY), "config")
     found = config.get("format") if isinstance(config, dict) else None
     if type(found) is not int or found != version:
         raise DamageError(f"a config of format {str(found)[:40]!r} in a file of {version}.")
@@ -528,18 +527,6 @@ def _read_second(file: BinaryIO, header: bytes, version: int, total: int) -> _Fr
         file_bytes=total,
         text_bytes=text_bytes,
     )
-
-
-def _inflate(stream: bytes, size: int) -> bytes:
-    """The text of `size` bytes that a stream holds; never more is inflated."""
-    decoder = zlib.decompressobj(RAW_DEFLATE, DICTIONARY)
-    try:
-        text = decoder.decompress(stream, size + 1)
-    except zlib.error as error:
-        raise DamageError(f"the config cannot be inflated: {error}.") from None
-    if len(text) != size or not decoder.eof or decoder.unused_data:
-        raise DamageError(f"the config does not have its {size} bytes of text.")
-    return text
 
 
 def _read_first(file: BinaryIO, header: bytes, table: Mapping[str, Any], total: int) -> _Front:

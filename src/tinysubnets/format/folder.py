@@ -50,9 +50,7 @@ def save(
 ) -> Path:
     """Write a store into a folder, in one step as others see it; returns the model file.
 
-    - `overwrite`: whether a model that was there before this store began, or that this process
-      saved, may be replaced. One that another process has put there since never is.
-    - `with_backup`: keep the model that was there for `backup.undo`; without it there is none.
+    - `overwrite`, `with_backup`: as for `SubnetStore.save`.
     """
     if store.is_partial:
         raise ArtifactError(
@@ -75,7 +73,8 @@ def save(
                 put_in_place(path, encoded.parts)
             except ArtifactError as error:  # it is there all the same
                 unsynced = error
-            _note(store, identity)
+            store.saved_as = identity
+            _written.add(identity)
         backup.forget(path, identity, rest=beside_is_old("save"))
         if unsynced is not None:
             raise unsynced
@@ -89,8 +88,7 @@ def save(
 def reserve(store: SubnetStore, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Check that a store can be saved in a folder later on, before anything is learned in vain.
 
-    - `overwrite`: take note of the model that is there now, so that `save` may replace it, and no
-      other.
+    - `overwrite`: as for `SubnetStore.reserve`.
     """
     path = _made(Path(folder)) / FILE_NAME
     try:
@@ -109,12 +107,6 @@ def _made(folder: Path) -> Path:
     except OSError as error:
         raise ArtifactError(f"{folder} is not a folder to save in: {error.strerror}.") from None
     return folder
-
-
-def _note(store: SubnetStore, identity: str) -> None:
-    """Take note of what a store has just been saved as."""
-    store.saved_as = identity
-    _written.add(identity)
 
 
 def load(

@@ -20,7 +20,7 @@ from tinysubnets.format import limits
 from tinysubnets.format.container import VERSION, canonical
 from tinysubnets.format.sections import DTYPES, MAX_DIMENSIONS, RECORD_TYPES, is_record
 from tinysubnets.model.bank import Base
-from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, Sample, Subnet
+from tinysubnets.model.subnet import BASE, MAX_CHAIN, NO_BANK, Sample, Subnet, task_number
 from tinysubnets.nn import MAX_RANK
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.layout import Layout
@@ -166,30 +166,25 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int, text_bytes: int = 0)
 
     - `text_bytes`: the size of the config as text, which counts as decoded.
     """
-    version = config["format"]
+    is_first = config["format"] == 1
+    config = _as_second(config) if is_first else config
     architecture = _table(config.get("architecture"), "architecture")
     shared = _tensor_specs(architecture.get("shared"), "shared")
-    key = "private" if version == 1 else "task_params"
-    task_params = _tensor_specs(architecture.get(key), key)
+    task_params = _tensor_specs(architecture.get("task_params"), "task_params")
     if not shared or len({s.name for s in (*shared, *task_params)}) != len(shared) + len(
         task_params
     ):
         raise DamageError("config: the names of the network's tensors are not distinct.")
     if any(0 in s.shape for s in shared):
         raise DamageError("config: a shared tensor without values.")
-    rebuild = architecture.get("rebuild")
+    rebuild, method = architecture.get("rebuild"), config.get("method")
+    ways = _list(config.get("preprocessing", []), "preprocessing")
     lists = _Lists(
         classes=[classes_of(c) for c in _list(config.get("classes"), "classes")],
         inputs=[_sample(s) for s in _list(config.get("inputs", []), "inputs")],
-        preprocessing=[
-            _preprocessing(p) for p in _list(config.get("preprocessing", []), "preprocessing")
-        ],
-        absent=[]
-        if version == 1
-        else [_absent(a, task_params) for a in _list(config.get("absent", []), "absent")],
+        preprocessing=[_preprocessing(p) for p in ways],
+        absent=[_absent(a, task_params) for a in _list(config.get("absent", []), "absent")],
     )
-    tasks = _read_tasks(config["tasks"], lists, version)
-    method = config.get("method")
     manifest = Manifest(
         head=_string(architecture.get("head"), "head"),
         layout=Layout(shared, _integer(config.get("block"), "block", 1, 1 << 31)),
@@ -198,22 +193,48 @@ def manifest_of(config: Mapping[str, Any], file_bytes: int, text_bytes: int = 0)
         outputs=frozenset(s.name for s in task_params if s.shape and s.shape[0] == 0),
         constants=_constants(architecture.get("constants", [])),
         rebuild=None if rebuild is None else _table(rebuild, "rebuild"),
-        tasks=tasks,
-        method=None if method is None or version == 1 else _string(method, "method"),
-        next_number=len(tasks)
-        if version == 1
-        else _integer(config.get("next"), "next", 0, MAX_NUMBER),
-        num_banks=1 + max((t.bank for t in tasks), default=-1)
-        if version == 1
-        else _integer(config.get("banks"), "banks", 0, MAX_BANKS),
-        base=_base(config.get("base")) if version > 1 else None,
-        settings={} if version == 1 else _table(config.get("settings"), "settings"),
+        tasks=_read_tasks(config["tasks"], lists, is_first),
+        method=None if method is None else _string(method, "method"),
+        next_number=_integer(config.get("next"), "next", 0, MAX_NUMBER),
+        num_banks=_integer(config.get("banks"), "banks", 0, MAX_BANKS),
+        base=_base(config.get("base")),
+        settings=_table(config.get("settings"), "settings"),
         file_bytes=file_bytes,
         text_bytes=text_bytes,
     )
     limits.check_budget(manifest, file_bytes)
-    _check_tasks(manifest, version)
+    _check_tasks(manifest)
     return manifest
+
+
+def _as_second(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of format 1 as format 2 would have it, with nothing that format 1 does not know.
+
+    Every task of format 1 is in a bank, tasks are numbered from 0 on, and banks are opened in
+    order. Settings and records are sections of their own.
+    """
+    architecture = _table(config.get("architecture"), "architecture")
+    tasks: list[dict[str, Any]] = []
+    banks = 0
+    for place, value in enumerate(config["tasks"]):
+        task = _table(value, f"task {place}")
+        bank = _integer(task.get("bank"), f"task {place}, bank", 0, banks)
+        banks = max(banks, bank + 1)
+        own = {key: task[key] for key in _OF_FIRST if key in task}
+        tasks.append({"name": None} | own)  # format 2 has entries that need no name
+    known = ("block", "seed", "classes", "inputs", "preprocessing")
+    return {
+        **{key: config[key] for key in known if key in config},
+        "architecture": architecture | {"task_params": architecture.get("private")},
+        "tasks": tasks,
+        "next": len(tasks),
+        "banks": banks,
+        "settings": {},
+    }
+
+
+_OF_FIRST = ("name", "bank", "bits", "codebooks", "classes", "inputs", "trailing", "channels",
+             "mean", "std")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -226,17 +247,13 @@ class _Lists:
     absent: list[Absent]
 
 
-def _check_tasks(manifest: Manifest, version: int) -> None:
+def _check_tasks(manifest: Manifest) -> None:
+    """Refuse entries that do not go together: names, numbers, banks and references."""
     tasks = manifest.tasks
     names = [t.name for t in tasks if t.name]
     if len(set(names)) != len(names):
         raise DamageError("config: two tasks have the same name.")
-    opened = 0
-    for task in tasks if version == 1 else ():
-        if task.bank > opened:
-            raise DamageError(f"config: task {task.name!r} is in bank {task.bank} of {opened}.")
-        opened = max(opened, task.bank + 1)
-    earlier: dict[int, TaskEntry] = {}
+    known: dict[int, TaskEntry] = {}  # the entries so far, by number
     depths: dict[int, int] = {}  # by number: how many subnets it adds its weights to
     alone: dict[int, bool] = {}  # by bank: whether its first entry is isolated
     from_base = {
@@ -259,8 +276,8 @@ def _check_tasks(manifest: Manifest, version: int) -> None:
         refers = task.reference == BASE or task.adds_to_base or of_base
         if refers and manifest.base is None:
             raise DamageError(f"{where} refers to a base, and there is none.")
-        if task.reference not in (None, BASE):
-            other = earlier.get(int(task.reference or 0))
+        if (number := task_number(task.reference)) is not None:
+            other = known.get(number)
             if other is None or other.isolated or task.isolated:
                 raise DamageError(f"{where} refers to number {task.reference}.")
             depths[task.number] = 1 + depths.get(other.number, 0)
@@ -268,41 +285,33 @@ def _check_tasks(manifest: Manifest, version: int) -> None:
                 raise DamageError(f"{where} adds up more than {MAX_CHAIN} subnets.")
         if not manifest.outputs.isdisjoint(of_base):
             raise DamageError(f"{where} takes its head from the base.")
-        earlier[task.number] = task
+        known[task.number] = task
 
 
-def _read_tasks(values: list[Any], lists: _Lists, version: int) -> tuple[TaskEntry, ...]:
+def _read_tasks(values: list[Any], lists: _Lists, is_first: bool) -> tuple[TaskEntry, ...]:
     out: list[TaskEntry] = []
     for place, value in enumerate(values):
         least = out[-1].number + 1 if out else 0
-        out.append(_read_task(value, lists, place, least, version))
+        out.append(_read_task(value, lists, f"task {place}", least, is_first))
     return tuple(out)
 
 
-def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) -> TaskEntry:
-    where = f"task {place}"
-    entry = _table(value, where)
-    first = version == 1
-    number = (
-        place
-        if first
-        else _integer(entry.get("number", least), f"{where}, number", least, MAX_NUMBER)
-    )
-    reference = None if first else entry.get("reference")
-    if reference is not None:
-        reference = (
-            BASE
-            if reference == "base"
-            else _integer(reference, f"{where}, reference", 0, number - 1)
-        )
-    bank = entry.get("bank", NO_BANK)
-    if bank != NO_BANK or first or "bank" in entry:
-        bank = _integer(bank, f"{where}, bank", 0, MAX_BANKS)
-    has_rank = not first and "rank" in entry
-    rank = _integer(entry["rank"], f"{where}, rank", 1, MAX_RANK) if has_rank else 0
+def _read_weights(entry: Mapping[str, Any], where: str, least: int) -> dict[str, Any]:
+    """What an entry says of its weights, checked; the arguments are those of `_read_task`."""
+    number = _integer(entry.get("number", least), f"{where}, number", least, MAX_NUMBER)
+    reference = entry.get("reference")
+    if reference == "base":
+        reference = BASE
+    elif reference is not None:
+        reference = _integer(reference, f"{where}, reference", 0, number - 1)
+    bank, rank = NO_BANK, 0
+    if "bank" in entry:
+        bank = _integer(entry["bank"], f"{where}, bank", 0, MAX_BANKS)
+    if "rank" in entry:
+        rank = _integer(entry["rank"], f"{where}, rank", 1, MAX_RANK)
     if rank and (bank != NO_BANK or reference is None):
         raise DamageError(f"config: {where} is of rank {rank}, but has a bank or no reference.")
-    weights: dict[str, Any] = {
+    return {
         "rank": rank,
         "number": number,
         "bank": bank,
@@ -310,7 +319,18 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         "one_codebook": _integer(entry.get("codebooks", 0), f"{where}, codebooks", 0, 1) == 1,
         "reference": reference,
     }
-    if not first and "name" not in entry:
+
+
+def _read_task(value: Any, lists: _Lists, where: str, least: int, is_first: bool) -> TaskEntry:
+    """An entry, checked.
+
+    - `where`: what it is called in errors.
+    - `least`: the least number that it may have, and has where it gives none.
+    - `is_first`: whether the file is of format 1.
+    """
+    entry = _table(value, where)
+    weights = _read_weights(entry, where, least)
+    if "name" not in entry:
         if unknown := sorted(set(entry) - _OF_WEIGHTS):
             raise DamageError(f"config: {where} has no name, but {', '.join(unknown)[:80]}.")
         return TaskEntry(
@@ -318,18 +338,19 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         )
     trailing = _integer(entry.get("trailing", 0), f"{where}, trailing", 0, MAX_DIMENSIONS)
     channels = _integer(entry.get("channels", 0), f"{where}, channels", 0, MAX_CHANNELS)
-    names = ("mean", "std") if first else ()
+    names = ("mean", "std") if is_first else ()
     mean, std = [_float32s(entry.get(k, []), f"{where}, {k}") for k in names] or ((), ())
     if len(mean) != len(std) or (mean and channels):
         raise DamageError(f"config: {where}: {len(mean)} means and {len(std)} deviations.")
-    flags = [False if first else entry.get(key, False) for key in ("isolated", "adds", "empty")]
+    flags = [entry.get(key, False) for key in ("isolated", "adds", "empty")]
     isolated, adds, empty = flags
     if not all(isinstance(flag, bool) for flag in flags):
         wrong = f"isolated is {isolated!r}, adds is {adds!r}, empty is {empty!r}"
         raise DamageError(f"config: {where}, {wrong[:80]}: true or false is needed.")
+    bank, rank = weights["bank"], weights["rank"]
     if empty and (bank != NO_BANK or rank):
         raise DamageError(f"config: {where} is empty, but in bank {bank} or of rank {rank}.")
-    rotations = 0 if first else _integer(entry.get("rotations", 0), f"{where}, rotations", 0, 4)
+    rotations = _integer(entry.get("rotations", 0), f"{where}, rotations", 0, ROTATIONS)
     sample = None
     if entry.get("inputs") is not None:
         sample = _of(lists.inputs, entry["inputs"], f"{where}, inputs")
@@ -338,6 +359,12 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
     if rotations not in (0, 1, ROTATIONS) or (rotations and not square):
         raise DamageError(f"config: {where}, rotations is {rotations}; 1 or {ROTATIONS} of square "
                           "images are allowed.")  # fmt: skip
+    preprocessing, absent = None, NOTHING_ABSENT
+    if "preprocessing" in entry:
+        way = entry["preprocessing"]
+        preprocessing = _of(lists.preprocessing, way, f"{where}, preprocessing")
+    if "absent" in entry:
+        absent = _of(lists.absent, entry["absent"], f"{where}, absent")
     return TaskEntry(
         name=_string(entry.get("name"), f"{where}, name"),
         classes=_of(lists.classes, entry.get("classes"), f"{where}, classes"),
@@ -348,13 +375,9 @@ def _read_task(value: Any, lists: _Lists, place: int, least: int, version: int) 
         adds_to_base=adds,
         rotations=rotations,
         is_empty=empty,
-        preprocessing=None
-        if first or "preprocessing" not in entry
-        else _of(lists.preprocessing, entry["preprocessing"], f"{where}, preprocessing"),
-        absent=_of(lists.absent, entry["absent"], f"{where}, absent")
-        if not first and "absent" in entry
-        else NOTHING_ABSENT,
-        record={} if first else _record(entry, where),
+        preprocessing=preprocessing,
+        absent=absent,
+        record=_record(entry, where),
         **weights,
     )
 
@@ -539,7 +562,7 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
     """The config of a store."""
     classes, inputs, preprocessing, absent = (_Distinct() for _ in range(4))
     tasks: list[dict[str, Any]] = []
-    expected, entries = 0, store.entries()
+    expected, entries, base = 0, store.entries(), store.base
     numbers = {s.name: s.number for s in entries if s.name}
     for subnet in entries:
         entry = _weights_entry(subnet, len(store.layout.shared), expected)
@@ -567,7 +590,7 @@ def config_of(store: SubnetStore) -> dict[str, Any]:
         "next": store.next_number,
         "banks": len(store.banks),
         "architecture": architecture_table(store.architecture),
-        "base": None if store.base is None else _base_table(store.base),
+        "base": base and {"name": base.name, "source": base.source, "sha256": base.sha256},
         "classes": classes.items,
         "inputs": inputs.items or None,
         "preprocessing": preprocessing.items or None,
@@ -592,10 +615,6 @@ class _Distinct:
         return self._places[key]
 
 
-def _base_table(base: Base) -> dict[str, str]:
-    return {"name": base.name, "source": base.source, "sha256": base.sha256}
-
-
 def _type_name(dtype: torch.dtype) -> str:
     for name, known in DTYPES.items():
         if known == dtype:
@@ -604,40 +623,41 @@ def _type_name(dtype: torch.dtype) -> str:
 
 
 def _weights_entry(subnet: Subnet, num_shared: int, expected: int) -> dict[str, Any]:
-    """What an entry says of its weights; `expected` is the number that need not be told."""
-    entry: dict[str, Any] = {"bits": subnet.bits}
-    if subnet.bank != NO_BANK:
-        entry["bank"] = subnet.bank
-    if subnet.number != expected:
-        entry["number"] = subnet.number
-    if subnet.reference is not None:
-        entry["reference"] = "base" if subnet.reference == BASE else subnet.reference
-    if subnet.rank:
-        entry["rank"] = subnet.rank
-    elif len(subnet.own) == 1 and num_shared > 1:
-        entry["codebooks"] = 1
-    return entry
+    """What the config says of an entry's weights.
+
+    - `expected`: the number of an entry that does not give one.
+    """
+    one_codebook = len(subnet.own) == 1 and num_shared > 1 and not subnet.rank
+    entry = {
+        "bits": subnet.bits,
+        "bank": None if subnet.bank == NO_BANK else subnet.bank,
+        "number": None if subnet.number == expected else subnet.number,
+        "reference": "base" if subnet.reference == BASE else subnet.reference,
+        "rank": subnet.rank or None,
+        "codebooks": 1 if one_codebook else None,
+    }
+    return {key: value for key, value in entry.items() if value is not None}
 
 
 def _task_entry(subnet: Subnet) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": subnet.name}
-    if subnet.isolated:
-        entry["isolated"] = True
-    if subnet.adds_to_base:
-        entry["adds"] = True
-    if subnet.rotations:
-        entry["rotations"] = subnet.rotations
-    if subnet.adds_nothing:
-        entry["empty"] = True
-    if subnet.normalization.mean:
-        entry["channels"] = len(subnet.normalization.mean)
-    if subnet.normalization.trailing:
-        entry["trailing"] = subnet.normalization.trailing
-    return entry
+    """What the config says of a task beside its weights; nothing of what is false or 0."""
+    entry = {
+        "name": subnet.name,
+        "isolated": bool(subnet.isolated),
+        "adds": subnet.adds_to_base,
+        "rotations": subnet.rotations,
+        "empty": subnet.adds_nothing,
+        "channels": len(subnet.normalization.mean),
+        "trailing": subnet.normalization.trailing,
+    }
+    return {key: value for key, value in entry.items() if value}
 
 
 def _record_entry(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """What is known of a task beside its tensors; `numbers` are those of all tasks by name."""
+    """What is known of a task beside its tensors.
+
+    - `numbers`: those of all tasks by name.
+    """
     entry: dict[str, Any] = {}
     if not math.isnan(subnet.valid_accuracy):
         entry["accuracy"] = subnet.valid_accuracy
@@ -651,9 +671,9 @@ def _record_entry(subnet: Subnet, numbers: Mapping[str, int]) -> dict[str, Any]:
 
 
 def absent_of(subnet: Subnet, architecture: Architecture) -> dict[int, float | None]:
-    """The places of task-specific parameters without values in the file, each with its number.
+    """The task-specific parameters that have no bytes, by their places.
 
-    None stands for the base's values.
+    The value is one number that all of a parameter's values are, or None for the base's values.
     """
     out: dict[int, float | None] = {}
     for place, spec in enumerate(architecture.task_params):

@@ -46,6 +46,7 @@ def inspect(where: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _summary(file: ModelFile, contents: Contents, ledger: Ledger) -> dict[str, Any]:
+    """What `inspect` gives, but for the path."""
     subnets = list(contents.subnets.values())
     layout, manifest = contents.manifest.layout, contents.manifest
     groups: dict[int, list[Subnet]] = {}  # by bank, in the order of learning
@@ -251,9 +252,9 @@ def check(
 ) -> Checked:
     """Check everything in a model; damage is an error that names its place.
 
-    A network of the package is rebuilt and holds every task once, and so does one's own that is
-    given as `net`; without it the names and shapes on record are all that can be looked at. The
-    same goes for the values of a base that the file only names, see `SubnetStore.load`.
+    Every task is put into the network once: a network of the package is rebuilt, your own has to be
+    given as `net`. Without it only the names and shapes on record can be checked. The same goes for
+    the values of a base that the file only names, see `SubnetStore.load`.
     """
     with limits.guarded(), ModelFile(model_path(where)) as file:
         sections = 0
@@ -301,6 +302,7 @@ def _check_weights(store: SubnetStore, task: str, checked: set[int]) -> None:
 
 
 def _check_finite(contents: Contents) -> None:
+    """Refuse values that are NaN or infinite: of tasks, of the base, and of banks."""
     for subnet in contents.subnets.values():
         for name, tensor in subnet.task_tensors().items():
             if not bool(torch.isfinite(tensor).all()):

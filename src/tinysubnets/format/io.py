@@ -74,7 +74,6 @@ from tinysubnets.model.mask_references import (
 )
 from tinysubnets.model.size import Entry, Ledger
 from tinysubnets.model.subnet import (
-    BASE,
     FIRST_MEMBER,
     FREE_SCORES,
     NO_BANK,
@@ -87,6 +86,7 @@ from tinysubnets.model.subnet import (
     PackedMask,
     Subnet,
     constant,
+    task_number,
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import weights_hash
@@ -121,7 +121,7 @@ class Encoded:
     own_weights: int
 
     def check_readable(self) -> None:
-        """Refuse what readers would refuse, before it takes the place of what they can read."""
+        """Refuse a model that no reader would accept, before it replaces one that they do."""
         text, file_bytes = canonical(self.config), sum(map(len, self.parts))
         try:
             config = parse(text, "config")
@@ -297,10 +297,9 @@ def _task_params(
     stored = {
         s.name: subnet.task_params[s.name] for s in architecture.task_params if s.name not in absent
     }
-    in_head = {name for name in stored if name.startswith(f"{architecture.head}.")}
-    write_tensors(head, {n: c for n, c in stored.items() if n in in_head}, None)
-    rest = {n: c for n, c in stored.items() if n not in in_head}
-    write_tensors(other, rest, reference)
+    in_head = architecture.in_head
+    write_tensors(head, {n: c for n, c in stored.items() if in_head(n)}, None)
+    write_tensors(other, {n: c for n, c in stored.items() if not in_head(n)}, reference)
     return head.bytes(), other.bytes()
 
 
@@ -348,20 +347,20 @@ def read_contents(file: ModelFile, only: str | None = None) -> Contents:
         data = Reader(file.section("constants"), "constants")
         constants = {name: read_raw(data, kind, shape) for name, kind, shape in manifest.constants}
         data.done()
-    walk = _Walk(file, manifest, ReadPlan(file, manifest, only), records)
-    for place in walk.plan.places:
-        walk.entry(place)
+    reader = _EntryReader(file, manifest, ReadPlan(file, manifest, only), records)
+    for place in reader.plan.places:
+        reader.entry(place)
     empty = _absent_bank(manifest.layout)
     banks = [
-        walk.banks[i].finished(only is not None)
-        if i in walk.banks
+        reader.banks[i].finished(only is not None)
+        if i in reader.banks
         else Bank(manifest.layout, empty.values, empty.owned)
         for i in range(manifest.num_banks)
     ]
     if manifest.method is not None:
         settings = {"method": manifest.method} | settings
     base = _read_base(file, manifest)
-    return Contents(manifest, settings, constants, base, banks, walk.subnets, walk.nameless)
+    return Contents(manifest, settings, constants, base, banks, reader.subnets, reader.nameless)
 
 
 def _read_base(file: ModelFile, manifest: Manifest) -> Base | None:
@@ -417,9 +416,10 @@ def weight_positions(layout: Layout, packed: np.ndarray) -> np.ndarray:
 class _GrowingBank:
     """A bank being read: its values, its owned set, and the masks that others are coded against.
 
-    Masks are packed, one bit per block. `members` has those still needed by their place in the
-    bank, `wanted` are the blocks that the tasks asked for use, and `recent` is the mask read last
-    with its place, as booleans. Subnets without a bank form one too, in which nothing is shared.
+    Masks are packed, one bit per block. `members` are the masks that are still needed, by their
+    place in the bank; `wanted` are the blocks that the tasks to be read use; `recent` is the mask
+    read last with its place, as booleans. Subnets without a bank are read as one, too, in which
+    nothing is shared.
     """
 
     def __init__(self, layout: Layout, number: int) -> None:
@@ -452,8 +452,12 @@ def _absent_bank(layout: Layout) -> Bank:
     return Bank(layout, values.expand(layout.num_weights), owned.expand(layout.num_blocks))
 
 
-class _Walk:
-    """The entries of a file read one after the other, as they were learned."""
+# An entry's mask, still coded and at one bit per block, and its own weights.
+Weights = tuple[CodedMask, np.ndarray, tuple[CodebookTensor, ...]]
+
+
+class _EntryReader:
+    """Reads the entries of a file one after the other, in the order of learning."""
 
     def __init__(
         self,
@@ -483,60 +487,67 @@ class _Walk:
     def entry(self, place: int) -> None:
         """Read an entry's mask and own weights; its task-specific parts where it is wanted."""
         entry, plan = self.manifest.tasks[place], self.plan
-        if not entry.has_mask:
-            self._entry_without_mask(place)
-            return
-        if entry.bank not in self.banks:
-            self.banks[entry.bank] = _GrowingBank(self.layout, entry.bank)
-        bank = self.banks[entry.bank]
         with _at(f"task {entry.name!r}" if entry.name else f"entry {place}"):
-            coded, mask = self._mask(place, entry, bank)
-            packed = pack_mask(mask)
-            own = self._own(place, entry, bank, packed)
-            bank.owned = bank.owned | packed
-            bank.members[plan.members[place]] = packed
-            bank.recent = plan.members[place], mask
-            for member in plan.done_with(place):
-                del bank.members[member]
+            coded, packed, own = (self._with_mask if entry.has_mask else self._without_mask)(place)
+            weights = Subnet(
+                "",
+                (),
+                Normalization(),
+                bank=entry.bank,
+                packed_mask=PackedMask(packed, self.layout.num_blocks),
+                bits=entry.bits,
+                own=own,
+                number=entry.number,
+                coded_mask=coded,
+                reference=entry.reference,
+                rank=entry.rank,
+            )
             if entry.name and plan.is_wanted(place):
-                self.subnets[entry.name] = self._subnet(place, coded, packed, own)
+                self.subnets[entry.name] = self._subnet(place, weights)
             elif plan.is_kept(place):
                 if entry.name:
                     self._read_task_params(place, entry)
-                self._check_empty(place)
-                self.nameless[entry.number] = self._weights(entry, coded, packed, own)
-            if plan.is_kept(place):
-                bank.wanted |= packed
+                else:
+                    self._check_empty(place)
+                self.nameless[entry.number] = weights
 
-    def _entry_without_mask(self, place: int) -> None:
+    def _with_mask(self, place: int) -> Weights:
+        """Read a mask, and own weights, which go to their places in the bank."""
+        entry, plan = self.manifest.tasks[place], self.plan
+        if entry.bank not in self.banks:
+            self.banks[entry.bank] = _GrowingBank(self.layout, entry.bank)
+        bank = self.banks[entry.bank]
+        coded, mask = self._mask(place, entry, bank)
+        packed = pack_mask(mask)
+        own = self._own(place, entry, bank, packed)
+        bank.owned = bank.owned | packed
+        bank.members[plan.members[place]] = packed
+        bank.recent = plan.members[place], mask
+        for member in plan.done_with(place):
+            del bank.members[member]
+        if plan.is_kept(place):
+            bank.wanted |= packed
+        return coded, packed, own
+
+    def _without_mask(self, place: int) -> Weights:
         """Read an entry that adds nothing to what it refers to, or a difference of low rank.
 
         It takes no memory per weight.
         """
-        entry, plan = self.manifest.tasks[place], self.plan
-        with _at(f"task {entry.name!r}" if entry.name else f"entry {place}"):
-            for kind in ("codebooks", "masks", *(() if entry.rank else ("codes",))):
-                if self.file.size(kind, place):
-                    raise DamageError(f"{kind} of an entry that has none.")
-            if entry.rank:
-                data = Reader(self.file.section("codes", place), "factors")
-                own = read_factors(data, Factors(self.layout, entry.rank))
-            else:
-                counts = [0] if entry.one_codebook else self._none_new
-                own = read_own((b"", b""), counts, self.layout, np.empty(0, np.int64))
-            packed, coded = PackedMask.none(self.layout.num_blocks), CodedMask(NO_REFERENCE, b"")
-            if entry.name and plan.is_wanted(place):
-                self.subnets[entry.name] = self._subnet(place, coded, packed.bits, own)
-            elif plan.is_kept(place):
-                if entry.name:
-                    self._read_task_params(place, entry)
-                self._check_empty(place)
-                self.nameless[entry.number] = self._weights(entry, coded, packed.bits, own)
+        entry = self.manifest.tasks[place]
+        for kind in ("codebooks", "masks", *(() if entry.rank else ("codes",))):
+            if self.file.size(kind, place):
+                raise DamageError(f"{kind} of an entry that has none.")
+        if entry.rank:
+            data = Reader(self.file.section("codes", place), "factors")
+            own = read_factors(data, Factors(self.layout, entry.rank))
+        else:
+            counts = [0] if entry.one_codebook else self._none_new
+            own = read_own((b"", b""), counts, self.layout, np.empty(0, np.int64))
+        return CodedMask(NO_REFERENCE, b""), PackedMask.none(self.layout.num_blocks).bits, own
 
     def _check_empty(self, place: int) -> None:
         """Refuse sections of a task behind an entry that has no name."""
-        if self.manifest.tasks[place].name:
-            return
         for kind in self.file.scheme.kinds[3:]:
             if self.file.size(kind, place):
                 raise DamageError(f"{kind} of an entry without a name.")
@@ -544,6 +555,7 @@ class _Walk:
     def _mask(
         self, place: int, entry: TaskEntry, bank: _GrowingBank
     ) -> tuple[CodedMask, np.ndarray]:
+        """An entry's mask, still coded and as booleans, within what a reader accepts."""
         data = Reader(self.file.section("masks", place), "mask")
         coded = read_coded_mask(data, len(self.layout.shared))
         bank.num_score_references += coded.reference in (SCORES, FREE_SCORES)
@@ -580,33 +592,8 @@ class _Walk:
             bank.values[new] = torch.cat([c.decode() for c in own]).numpy()
         return own
 
-    def _weights(
-        self,
-        entry: TaskEntry,
-        coded: CodedMask,
-        packed: np.ndarray,
-        own: tuple[CodebookTensor, ...],
-    ) -> Subnet:
-        """An entry's mask and weights alone, without a name."""
-        return Subnet(
-            name="",
-            classes=(),
-            normalization=Normalization(),
-            bank=entry.bank,
-            packed_mask=PackedMask(packed, self.layout.num_blocks),
-            bits=entry.bits,
-            own=own,
-            task_params={},
-            shapes={},
-            coded_mask=coded,
-            number=entry.number,
-            reference=entry.reference,
-            rank=entry.rank,
-        )
-
-    def _subnet(
-        self, place: int, coded: CodedMask, packed: np.ndarray, own: tuple[CodebookTensor, ...]
-    ) -> Subnet:
+    def _subnet(self, place: int, weights: Subnet) -> Subnet:
+        """The whole task, whose mask and own weights were read before."""
         entry, record = self.manifest.tasks[place], self.records[place]
         normalization, task_params = self._read_task_params(place, entry)
         data = Reader(self.file.section("memory", place), "memory")
@@ -616,7 +603,7 @@ class _Walk:
             nearest = self._named(record.get("nearest"), place)
             decision = BankDecision(entry.bank, record["reason"], nearest)
         return replace(
-            self._weights(entry, coded, packed, own),
+            weights,
             name=entry.name,
             classes=entry.classes,
             normalization=normalization,
@@ -704,11 +691,10 @@ class ReadPlan:
         last_use: dict[int, int] = {}
         numbers = {t.number: place for place, t in enumerate(tasks)}
         self.chain = {self.names.index(only)}
-        reference = tasks[self.names.index(only)].reference
-        while reference not in (None, BASE):
-            place = numbers[int(reference or 0)]
-            self.chain.add(place)
-            reference = tasks[place].reference
+        number = task_number(tasks[self.names.index(only)].reference)
+        while number is not None:
+            self.chain.add(numbers[number])
+            number = task_number(tasks[numbers[number]].reference)
         needed = set(self.chain)
         for bank in {tasks[place].bank for place in self.chain}:
             last = max(place for place in self.chain if tasks[place].bank == bank)
@@ -754,7 +740,7 @@ def _reference(file: ModelFile, number: int) -> int:
 
 @contextmanager
 def _at(context: str) -> Iterator[None]:
-    """Name the place in any damage found inside."""
+    """Put the place in front of the error for damage that is found inside."""
     try:
         yield
     except DamageError as error:

@@ -1,13 +1,13 @@
 """What a reader grants a file: memory and time in proportion to its size, and errors beyond that.
 
-Both are looked at before they are taken. The decoded size counts everything that reading makes:
-banks, masks, task-specific parameters with the class width of their head, labels, and the Python
-objects around them. So a reader takes at most four times the decoded size, plus 64 MB, and its time
-is linear in the file.
+Both are estimated from the config before anything is allocated. The decoded size counts everything
+that reading makes: banks, masks, task-specific parameters with heads of the tasks' widths, labels,
+and the Python objects around them. A reader takes at most four times that size plus 64 MB, and time
+linear in the size of the file.
 
-Putting a task's weights together is no part of reading: it is done for a task when it is used. What
-it goes through is counted once for each entry that has weights, however many tasks use them again:
-such a task has next to no bytes, and a model of many of them has to be read all the same.
+A task's weights are put together when the task is used, not when the file is read. Each entry with
+weights of its own is counted once for this work, however many tasks refer to it: a task that only
+refers to others takes a few bytes, and a model may have many of them.
 """
 
 from __future__ import annotations
@@ -54,16 +54,11 @@ def max_config_bytes(stream_bytes: int) -> int:
     return SPARE_TEXT + TEXT_PER_BYTE * stream_bytes
 
 
-def decoded_bytes(manifest: Manifest) -> int:
-    """The most that a model may take once it is decoded, from its config alone."""
-    without_bank = sum(t.has_mask and t.bank == NO_BANK for t in manifest.tasks)
-    return _known_bytes(manifest) + OWN_BYTES * manifest.layout.num_weights * without_bank
+def known_bytes(manifest: Manifest) -> int:
+    """What a model takes once it is decoded, as far as its config tells.
 
-
-def _known_bytes(manifest: Manifest) -> int:
-    """The same without the weights under masks of no bank, which only the masks tell the number of.
-
-    All that such a mask holds is its own: of a large network mostly next to nothing.
+    That is all but the own weights of entries without a bank: only masks tell their number. In a
+    large network such a mask mostly holds very little.
     """
     layout = manifest.layout
     # A bank has its values, the owned set, and once more each value in the codes of its owner.
@@ -136,18 +131,18 @@ def _too_much(need: int, most: int, file_bytes: int) -> DamageError:
 
 
 def _read_bytes(manifest: Manifest) -> int:
-    """What is decoded as far as the config tells, and what is looked at on the way."""
+    """The decoded size as far as the config tells it, and the bytes that reading goes through."""
     # Masks are kept packed, yet each is read as a byte per block: that bounds the time. So is
     # every bank looked at, also one that is empty.
     masks = sum(t.has_mask for t in manifest.tasks)
     read = (masks + manifest.num_banks) * manifest.layout.num_blocks
-    return _known_bytes(manifest) + read
+    return known_bytes(manifest) + read
 
 
 def _holds_weights(manifest: Manifest) -> bool:
-    """Whether tasks are decoded from the file alone: not over a base that the user has to give.
+    """Whether tasks are decoded from the file alone, not over a base that the user has to give.
 
-    Values of a base are in the file as they are, so that a smaller one has none.
+    A file that is smaller than the values of its base cannot hold them.
     """
     return manifest.base is None or 4 * manifest.layout.num_weights <= manifest.file_bytes
 
@@ -155,9 +150,9 @@ def _holds_weights(manifest: Manifest) -> bool:
 def _work(manifest: Manifest) -> int:
     """The numbers that all entries go through which add weights of their own to others.
 
-    Each goes through all weights of the network, and one of low rank through the products of its
-    factors. This bounds what any one task takes, whose weights are a sum of some of these. A task
-    that adds nothing has the weights that it refers to, and is not counted.
+    Adding an entry goes through all weights of the network, and one of low rank also through the
+    products of its factors. A task's weights are a sum of some entries, so this bounds the work for
+    any task. A task without weights of its own is not counted.
     """
     layout = manifest.layout
     products = lru_cache(lambda rank: rank * sum(r * c for _, r, c in Factors(layout, rank).places))
@@ -168,9 +163,8 @@ def _work(manifest: Manifest) -> int:
 def check_network(shapes: Mapping[str, tuple[int, ...]], manifest: Manifest) -> None:
     """Refuse a network, rebuilt by name, that is larger than its file can be meant for.
 
-    Its shapes are those on record but for the width of the head, which every task has its own of.
-    Shared weights of a base that is not in the file are the user's, and take no memory before they
-    are given.
+    Its shapes are those on record, but for the width of the head: every task has its own. Shared
+    weights of a base that is not in the file take no memory until the user gives them.
     """
     given = set() if _holds_weights(manifest) else {s.name for s in manifest.layout.shared}
     need = 4 * sum(math.prod(s) for n, s in shapes.items() if n not in given)

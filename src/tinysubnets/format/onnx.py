@@ -47,6 +47,7 @@ from tinysubnets.text import for_markdown
 OPSET = 21  # the first in which a Cast reads UINT4
 EXAMPLE_BATCH = 2  # a batch of one would be taken for a constant
 BATCH = 500
+WARM_UP, REPEATS = 5, 50  # inputs whose time is not taken, and those whose time is
 SMALLEST = 64  # tensors of fewer values are not coded
 WIDTHS = (4, 8, 16)  # bits of codes that ONNX has a type for
 MAX_CHANNELS = 4  # whose means and deviations are told beside the graph
@@ -125,40 +126,43 @@ def to_torch(
     return Exported(target, size, size)
 
 
-def onnx_logits(path: str | os.PathLike[str], inputs: Any, batch_size: int = BATCH) -> np.ndarray:
+def onnx_logits(path: str | os.PathLike[str], inputs: Any) -> np.ndarray:
     """The logits that onnxruntime computes for raw inputs."""
-    runtime = _needed("onnxruntime")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    raw = _array(inputs)
-    parts = [
-        session.run(None, {name: raw[i : i + batch_size]})[0]
-        for i in range(0, len(raw), batch_size)
-    ]
-    return np.concatenate(parts)
+    return _outputs(path, inputs, None)[0]
 
 
-def onnx_predict(
-    path: str | os.PathLike[str], inputs: Any, batch_size: int = BATCH
-) -> dict[str, np.ndarray]:
+def onnx_predict(path: str | os.PathLike[str], inputs: Any) -> dict[str, np.ndarray]:
     """What onnxruntime finds for raw inputs in a file of all tasks.
 
     The outputs of `routed.AllTasks` by name, tasks and labels as the user's own.
     """
-    onnx, runtime = _needed("onnx"), _needed("onnxruntime")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    known = {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props if p.key != "rule"}
+    properties = _needed("onnx").load(path).metadata_props
+    known = {p.key: json.loads(p.value) for p in properties if p.key != "rule"}
     if "labels" not in known:
         raise SettingError(f"{path} holds one task; its logits are given by onnx_logits.")
-    name, raw = session.get_inputs()[0].name, _array(inputs)
-    parts = [
-        session.run(list(OUTPUTS), {name: raw[i : i + batch_size]})
-        for i in range(0, len(raw), batch_size)
-    ]
-    found = {n: np.concatenate(p) for n, p in zip(OUTPUTS, zip(*parts, strict=True), strict=True)}
+    found = dict(zip(OUTPUTS, _outputs(path, inputs, OUTPUTS), strict=True))
     labels = [label for _, label in known["labels"]]
     found["label"] = np.array([labels[i] for i in found["label"]])
     return found | {"task": np.array(known["tasks"])[found["task"]]}
+
+
+def _outputs(
+    path: str | os.PathLike[str], inputs: Any, names: Sequence[str] | None
+) -> list[np.ndarray]:
+    """The outputs of these names, or all of them, for raw inputs, `BATCH` at a time."""
+    session, raw = _session(path), _array(inputs)
+    name = session.get_inputs()[0].name
+    parts = [session.run(names, {name: raw[i : i + BATCH]}) for i in range(0, len(raw), BATCH)]
+    return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def _session(path: str | os.PathLike[str], threads: int | None = None) -> Any:
+    """An exported file in onnxruntime on the CPU, with so many threads or as many as it takes."""
+    runtime = _needed("onnxruntime")
+    options = runtime.SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def onnx_accuracy(path: str | os.PathLike[str], inputs: Any, labels: Any) -> float:
@@ -169,23 +173,19 @@ def onnx_accuracy(path: str | os.PathLike[str], inputs: Any, labels: Any) -> flo
     return float((classes[onnx_logits(path, inputs).argmax(1)] == np.asarray(labels)).mean())
 
 
-def onnx_latency_ms(path: str | os.PathLike[str], inputs: Any, *, repeats: int = 50) -> float:
+def onnx_latency_ms(path: str | os.PathLike[str], inputs: Any) -> float:
     """The median time for one raw input in onnxruntime with one thread, in milliseconds.
 
-    - `inputs`: raw inputs, which take turns.
-    - `repeats`: how many are timed, behind a few that warm up.
+    - `inputs`: raw inputs, which take turns until `REPEATS` of them are timed.
     """
-    runtime, raw = _needed("onnxruntime"), _array(inputs)
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session, raw = _session(path, threads=1), _array(inputs)
     name, times = session.get_inputs()[0].name, []
-    for number in range(repeats + 5):
+    for number in range(WARM_UP + REPEATS):
         one = raw[number % len(raw)][None]
         begin = time.perf_counter()
         session.run(None, {name: one})
         times.append(time.perf_counter() - begin)
-    return 1000 * statistics.median(times[5:])
+    return 1000 * statistics.median(times[WARM_UP:])
 
 
 def export_card(
@@ -209,8 +209,8 @@ def export_card(
         lines.append(f"| {name} | {done.file_bytes:,} | {accuracy:.2f} | {latency:.3f} |")
     lines += [
         "",
-        f"Accuracy on {for_markdown(about)}. Time: the median of 50 inputs, one at a time, in "
-        f"onnxruntime {_needed('onnxruntime').__version__} with one thread on "
+        f"Accuracy on {for_markdown(about)}. Time: the median of {REPEATS} inputs, one at a time, "
+        f"in onnxruntime {_needed('onnxruntime').__version__} with one thread on "
         f"{platform.machine() or 'this machine'}, {time.strftime('%Y-%m-%d')}.",
     ]
     return "\n".join(lines) + "\n"
@@ -510,7 +510,7 @@ def _planes(numbers: np.ndarray) -> np.ndarray:
     return np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
 
 
-# Whole numbers from their bit planes. ONNX has no operator that unpacks bits: shift each byte by 0
+# Integers from their bit planes. ONNX has no operator that unpacks bits: shift each byte by 0
 # to 7 and take the last bit.
 _UNPACK = """
 Unpack (planes) => (numbers) {

@@ -15,13 +15,13 @@ import hashlib
 import io
 import json
 import os
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from tinysubnets.coding.bits import deflate, inflate
 from tinysubnets.coding.byte_io import Reader, Writer
 from tinysubnets.errors import (
     ArtifactError,
@@ -68,9 +68,8 @@ def make_patch(old: bytes, new: bytes) -> bytes:
             for data in (old, new):
                 out.varint(len(data))
                 out.raw(hashlib.sha256(data).digest())
-            coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zdict=_dictionary(first.config))
             out.varint(len(text))
-            out.block(coder.compress(text) + coder.flush())
+            out.block(deflate(text, _dictionary(first.config)))
             for kind in second.scheme.common:
                 data = second.section(kind)
                 is_old = data == first.section(kind)
@@ -185,12 +184,12 @@ def _text(config: Mapping[str, Any]) -> bytes:
 
 
 def _dictionary(config: Mapping[str, Any]) -> bytes:
-    """What the text of a config is told against: the end of the old file's, where the tasks are."""
+    """The end of the old file's config, where its tasks are: what the new one is deflated with."""
     return _text(config)[-DICTIONARY_BYTES:]
 
 
 def _parts(old: ModelFile, data: Reader) -> list[bytes]:
-    """The parts of the new file, of which sections the old one has are read from it."""
+    """The parts of the new file: sections of the old one, and those that the patch has."""
     config = _config(old, data)
     sections: dict[str, list[bytes]] = {kind: [] for kind in old.scheme.kinds}
     for kind in old.scheme.common:
@@ -206,13 +205,7 @@ def _parts(old: ModelFile, data: Reader) -> list[bytes]:
 def _config(old: ModelFile, data: Reader) -> dict[str, Any]:
     """The new file's config, in which only the version and the list of tasks are looked at."""
     size, stream = data.varint(MAX_TEXT_BYTES), data.block()
-    decoder = zlib.decompressobj(-15, _dictionary(old.config))
-    try:
-        text = decoder.decompress(stream, size + 1)
-    except zlib.error as error:
-        raise data.damage(f"its config cannot be inflated: {error}.") from None
-    if len(text) != size or not decoder.eof or decoder.unused_data:
-        raise data.damage(f"its config does not have {size} bytes of text.")
+    text = inflate(stream, size, "the patch: its config", _dictionary(old.config))
     config = parse(text, "config")
     if not isinstance(config, dict) or config.get("format") != old.version or "index" in config:
         raise data.damage("its config is of another format than the file it is for.")
@@ -283,9 +276,9 @@ def _named(old: Path, patch: Path) -> Iterator[None]:
 
 
 def _describe(path: Path, net: nn.Module | Architecture | None) -> None:
-    """Write anew what lies beside the model of a folder for people: its config, and its card.
+    """Update config.json and the model card beside a model, where they are.
 
-    The card needs the network; where it is the user's own and not given, the card stays.
+    The card needs the network. Where that is the user's own and not given, the old card stays.
     """
     if path.name != FILE_NAME:
         return

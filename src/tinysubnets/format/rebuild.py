@@ -17,6 +17,7 @@ from tinysubnets.format import limits
 from tinysubnets.format.header import Manifest
 from tinysubnets.model.bank import Base, BaseSource, base_values
 from tinysubnets.model.store import SubnetStore
+from tinysubnets.networks.libraries import read_weights
 from tinysubnets.nn.architecture import Architecture, TensorSpec
 from tinysubnets.nn.init import weights_hash
 
@@ -65,7 +66,7 @@ def is_rebuilt(manifest: Manifest) -> bool:
 
 
 def _needed(manifest: Manifest, embedded: bool) -> str:
-    """What must be given to use a model whose network is none of the package."""
+    """The message for a model whose network has to be given: it is none of the package."""
     name = (manifest.rebuild or {}).get("network")
     told = f", {name!r}" if isinstance(name, str) else ""
     made = f"this model was made with a network of your own{told}"
@@ -96,7 +97,10 @@ def base_for(store: SubnetStore, given: BaseSource | None) -> Base | None:
         return None
     if given is not None:
         values = base_values(architecture, _tensors_of(given, architecture))
-        return base.filled(values, _words(given))
+        whose = "the base given"
+        if isinstance(given, (str, os.PathLike)):
+            whose = f"the file {os.fspath(given)}"
+        return base.filled(values, whose)
     if base.values is not None or not architecture.pretrained:
         return base
     values = base_values(architecture, architecture.pretrained)
@@ -112,16 +116,11 @@ def _tensors_of(given: BaseSource, architecture: Architecture) -> Mapping[str, T
         return dict(given.named_parameters()) | dict(given.named_buffers())
     if isinstance(given, Mapping):
         return given
-    return networks.read_weights(given, [s.name for s in architecture.fixed_tensors])
-
-
-def _words(given: BaseSource) -> str:
-    if isinstance(given, (str, os.PathLike)):
-        return f"the file {os.fspath(given)}"
-    return "the base given"
+    return read_weights(given, [s.name for s in architecture.fixed_tensors])
 
 
 def _wrapped(net: nn.Module, manifest: Manifest) -> Architecture:
+    """The network given as an architecture, if its tensors are those on record."""
     names = {s.name for s in manifest.layout.shared}
     found = {n: tuple(p.shape) for n, p in net.named_parameters()}
     buffers = {n: tuple(b.shape) for n, b in net.named_buffers()}
@@ -216,11 +215,8 @@ def _at_most(count: int) -> Iterator[None]:
         if seen > 4 * count + 64:
             raise DamageError(f"config: the network has more than the {count} tensors recorded.")
 
-    handle = register_module_parameter_registration_hook(count_one)
-    try:
+    with register_module_parameter_registration_hook(count_one):
         yield
-    finally:
-        handle.remove()
 
 
 def _filled(net: nn.Module, manifest: Manifest, constants: Mapping[str, Tensor]) -> nn.Module:

@@ -187,7 +187,7 @@ class AllTasks(nn.Module):
 
 
 def _key(subnet: Subnet, name: str) -> str:
-    """Under what a tensor of a task is kept: its own, or one that is no task's."""
+    """The key of a tensor that a task uses: its own tensor, or one of the base."""
     return f"{subnet.number} {name}" if name in subnet.task_params else f"base {name}"
 
 

@@ -32,7 +32,6 @@ Records. In format 1, the learner's settings and what is known of each task, as 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -43,7 +42,7 @@ from torch import Tensor
 
 from tinysubnets.coding.bits import (
     MAX_CODE_BITS,
-    RAW_DEFLATE,
+    inflate,
     pack_bits,
     packed_size,
     unpack_bits,
@@ -121,9 +120,9 @@ def write_own(
 
 
 def _alike(own: Sequence[CodebookTensor]) -> list[CodebookTensor] | None:
-    """The own weights with full codebooks of one width, all that are not empty; None if not.
+    """The own weights that are not empty, with full codebooks of one width; None if they differ.
 
-    Values that are fewer than a codebook has centroids stand as themselves, and get one here.
+    Weights without a codebook, because there are fewer than centroids, get one here.
     """
     widths = {c.bits for c in own if c.codes is not None}
     if len(widths) != 1 or max(widths) > 8:
@@ -195,6 +194,7 @@ def _read_alike(
     layout: Layout,
     positions: NDArray[np.integer],
 ) -> tuple[CodebookTensor, ...]:
+    """What `_write_alike` wrote; the arguments are those of `read_own`."""
     form = books.byte()
     width, filled = form >> 1, len(counts) - counts.count(0)
     if not 1 <= width <= MAX_CODE_BITS:
@@ -490,10 +490,7 @@ def write_routing(routing: Mapping[str, Tensor]) -> bytes:
 
 
 def _smallest(values: Tensor) -> bytes:
-    """Values in the smallest form: as they are, as codes where few differ, or on a grid.
-
-    In no form do they change.
-    """
+    """Values in the smallest lossless form: as they are, as codes of few values, or on a grid."""
     plain = CodebookTensor(values.detach().float().cpu())
     best = _written(plain)
     distinct, codes = plain.values.unique(return_inverse=True)
@@ -621,13 +618,7 @@ def max_text_bytes(num_tasks: int) -> int:
 def read_records(data: Reader, num_tasks: int) -> tuple[dict[str, Any], list[Mapping[str, Any]]]:
     """The settings, and one record per task; at most the expected text is decompressed."""
     size = data.varint(max_text_bytes(num_tasks))
-    decoder = zlib.decompressobj(RAW_DEFLATE)
-    try:
-        text = decoder.decompress(data.rest(), size + 1)
-    except zlib.error as error:
-        raise data.damage(f"{error}.") from None
-    if len(text) != size or not decoder.eof or decoder.unused_data:
-        raise data.damage(f"{size} bytes of text were expected.")
+    text = inflate(data.rest(), size, data.where)
     value = parse(text, "text of the records")
     settings = value.get("settings") if isinstance(value, dict) else None
     tasks = value.get("tasks") if isinstance(value, dict) else None

@@ -11,9 +11,9 @@ from tinysubnets import seeds
 from tinysubnets.errors import CapacityError
 from tinysubnets.method.settings import TSNSettings
 from tinysubnets.model.store import SubnetStore
-from tinysubnets.model.subnet import NO_BANK, BankDecision
+from tinysubnets.model.subnet import NO_BANK, BankDecision, distances
 from tinysubnets.tasks.checks import class_balanced
-from tinysubnets.tasks.divergence import InputStatistics, divergences, statistics_of
+from tinysubnets.tasks.divergence import InputStatistics, statistics_of
 from tinysubnets.tasks.task import Task
 
 
@@ -36,7 +36,7 @@ def remember(task: Task, settings: TSNSettings) -> InputStatistics | Tensor | No
 def choose_bank(
     store: SubnetStore, memory: InputStatistics | Tensor | None, settings: TSNSettings
 ) -> BankDecision:
-    """The nearest task's bank, or a new one for a task unlike all others; with room if it must."""
+    """The bank of a new task, and why: one with free weights where tasks share no values."""
     decision = _by_divergence(store, memory, settings)
     if settings.sharing == "values":
         return decision
@@ -46,20 +46,16 @@ def choose_bank(
 def _by_divergence(
     store: SubnetStore, memory: InputStatistics | Tensor | None, settings: TSNSettings
 ) -> BankDecision:
+    """The nearest task's bank, or a new one for a task unlike all others, up to `max_banks`."""
     if memory is None or not shared_banks(store):
         return last_bank(store)
-    mine = statistics_of(memory, settings.seed)
-    kept = {
-        s.name: statistics_of(s.memory, settings.seed)
-        for s in store.subnets.values()
-        if s.memory is not None and not s.isolated
-    }
-    distances = dict(zip(kept, divergences(mine, list(kept.values())), strict=True))
-    if not distances:
+    others = (s for s in store.subnets.values() if not s.isolated)
+    found = distances(memory, others, settings.seed)
+    if not found:
         bank = shared_banks(store)[-1]
         return BankDecision(bank, "earlier tasks left nothing to compare with")
-    nearest = min(distances, key=lambda name: distances[name])
-    bank, far = store.subnet(nearest).bank, distances[nearest]
+    nearest = min(found, key=lambda name: found[name])
+    bank, far = store.subnet(nearest).bank, found[nearest]
     if far < settings.threshold:
         reason = f"like {nearest!r}: divergence {far:.2f} < {settings.threshold:g}"
     elif len(shared_banks(store)) < settings.max_banks:
@@ -85,8 +81,8 @@ def shared_banks(store: SubnetStore) -> list[int]:
 def new_bank(store: SubnetStore) -> int:
     """The number of the next bank: one that removed tasks left empty, else one more.
 
-    One is passed over for each isolated task that needs none: whether it does, its data have
-    decided, and nothing of these may show in later tasks.
+    For each isolated task that turned out to need no bank a number is left out, as if it had one.
+    Whether it needs one depends on its data, on which nothing of later tasks may depend.
     """
     entries = store.entries()
     used = {s.bank for s in entries}

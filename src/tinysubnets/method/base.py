@@ -67,33 +67,26 @@ class TaskTrainer(Protocol):
     @property
     def task(self) -> Task:
         """What is being learned."""
-        ...
 
     @property
     def epochs_done(self) -> int:
         """How many epochs have been trained."""
-        ...
 
     @property
     def finished(self) -> bool:
         """Whether all epochs are done, so that `finish()` is next."""
-        ...
 
     def epoch(self) -> EpochReport:
         """Train one epoch and validate."""
-        ...
 
     def finish(self) -> TaskReport:
         """Take the best epoch by validation and keep it: the task is learned."""
-        ...
 
     def state(self) -> State:
         """Everything needed to go on with this trainer later, taken between two epochs."""
-        ...
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of a trainer of the same task and the same learner."""
-        ...
 
 
 class Learner(Protocol):
@@ -115,41 +108,33 @@ class Learner(Protocol):
     @property
     def architecture(self) -> Architecture:
         """The network as code."""
-        ...
 
     @property
     def training(self) -> TrainingSettings:
         """How every task is trained."""
-        ...
 
     @property
     def pruning(self) -> PruningSettings | None:
         """How tasks are post-pruned; None where a method does not."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where tasks are trained."""
-        ...
 
     @property
     def store(self) -> SubnetStore | None:
         """The learned subnets; None where a method has none."""
-        ...
 
     @property
     def scenario_type(self) -> ScenarioType:
         """Whether the task of an input is known when predicting."""
-        ...
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the learned tasks, in the order of learning."""
-        ...
 
     def begin(self, task: Task) -> TaskTrainer:
         """Check a task and set up its training; nothing is learned yet."""
-        ...
 
     def learn(
         self,
@@ -160,11 +145,9 @@ class Learner(Protocol):
         threads: int | None = None,
     ) -> TaskReport:
         """Learn a task to its end; the arguments are those of `learn` in this module."""
-        ...
 
     def logits(self, task: str | None, inputs: Any) -> Tensor:
         """The logits of a task for raw inputs; None, where the scenario type allows it: of all."""
-        ...
 
     def predict(self, task: Any = None, inputs: Any = None) -> Any:
         """The user's own labels for raw inputs: `predict(task, inputs)`, an array.
@@ -172,11 +155,9 @@ class Learner(Protocol):
         Without a task, `predict(inputs)` or `predict(None, inputs)`: a `Prediction` of methods with
         subnets, an array of others.
         """
-        ...
 
     def predict_proba(self, task: str | None, inputs: Any) -> np.ndarray:
         """The probability of each class of a task, or of all, for raw inputs."""
-        ...
 
     def evaluate(self, task: str | Task, data: Any = None, labels: Any = None) -> Evaluation:
         """How well a task is answered when it is known which; see `SubnetStore.evaluate`.
@@ -184,27 +165,21 @@ class Learner(Protocol):
         `evaluate(name, "a/folder")` measures held-out images of a folder per class, all of them
         where there is no `test/`; of a `Task` without a test part, its validation part is measured.
         """
-        ...
 
     def columns(self, task: str) -> tuple[int, int]:
         """A task's logits among those of `logits(None, …)`: the first, and one behind the last."""
-        ...
 
     def revisit_(self, task: Task) -> None:
         """Give a learned task's data again after `restore_`: joint training keeps all data."""
-        ...
 
     def state(self) -> State:
         """Everything learned so far: tensors by name, and plain data."""
-        ...
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of the same method on the same architecture."""
-        ...
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the model into a folder, atomically; gives the path of its file."""
-        ...
 
     @classmethod
     def resume(
@@ -221,15 +196,12 @@ class Learner(Protocol):
         - `device`: where it computes from now on, "auto" for a GPU if there is one.
         - `overrides`: `key=value` assignments to its settings, such as "training.epochs=5".
         """
-        ...
 
     def ledger(self) -> Ledger:
         """What the model weighs, in bits, line by line and task by task."""
-        ...
 
     def capacity(self) -> Mapping[str, float]:
         """Sizes that the method's own paper defines, by name, over 32 bits per shared weight."""
-        ...
 
 
 class Turn:

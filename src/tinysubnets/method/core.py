@@ -275,7 +275,7 @@ class MaskedCore:
         return Training(module, task, settings, seed=seed, number=number, device=self.device)
 
     def entry_marks(self) -> list[tuple[int, str, int]]:
-        """Number, name and own weights of all entries of the store: those by which it is the same.
+        """Number, name and count of own weights of all entries: equal while the store is the same.
 
         What a removed task leaves behind keeps its number, but neither its name nor all weights.
         """
@@ -305,11 +305,12 @@ class MaskedCore:
 
 
 class Continued:
-    """What scores and free values go on from where they `continue`, by the number of a bank.
+    """With `score_init = "continue"`, the scores and free values that the next task goes on from.
 
-    - `scores` [blocks], `free` [N]: of the best epoch of the bank's last task, on the CPU.
-    - `entries`: number and name of every entry of the store then. Where the store has others, the
-      values come from other tasks than it holds.
+    - `scores` [blocks], `free` [N]: of the best epoch of a bank's last task, on the CPU, by the
+      number of the bank.
+    - `entries`: number and name of every entry of the store at that time. If the store has others
+      now, these values do not belong to it.
     """
 
     def __init__(self) -> None:
@@ -374,7 +375,7 @@ Compress = Callable[[Compressor], Generator[PruningStep, None, Compressed]]
 
 
 def at_once(compress: Callable[[Compressor], Compressed]) -> Compress:
-    """How a method compresses that has no steps to show."""
+    """A compression that has no steps to show, as a generator like those that have."""
 
     def steps(work: Compressor) -> Generator[PruningStep, None, Compressed]:
         yield from ()
@@ -394,11 +395,11 @@ class SubnetTrainer:
     - `isolated`: whether the task has its bank for itself, for ever.
     - `reference`: the number of the task that its weights are added to, or `BASE`; None where
       there is none.
-    - `data`: what is trained on, where that is not `core.learned_data(task)` but what has come of
-      it as far as the head.
-    - `taken_over`: task-specific parameters that are kept as another task has them.
-    - `continued`: what takes the trained scores and free values, where the next task goes on from
-      them.
+    - `data`: what is trained on, by default `core.learned_data(task)`; its features, where only the
+      head is trained.
+    - `taken_over`: task-specific parameters that are those of another task.
+    - `continued`: where the trained scores and free values are kept for the next task, with
+      `score_init = "continue"`.
     """
 
     def __init__(
@@ -532,6 +533,7 @@ class SubnetTrainer:
         return report
 
     def _report(self, subnet: Subnet, pruning_seconds: float) -> SubnetReport:
+        """What learning the task came to, once it is in the store."""
         store, progress = self.core.store, self.training.progress
         density = store.density(subnet.name)
         return SubnetReport(

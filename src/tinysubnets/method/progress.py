@@ -67,7 +67,6 @@ class Display(Protocol):
 
     def show(self, step: EpochReport | PruningStep) -> None:
         """Show one epoch, or one step of post-pruning."""
-        ...
 
 
 class Silence:

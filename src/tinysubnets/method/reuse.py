@@ -62,8 +62,8 @@ def reusable(store: SubnetStore) -> list[Subnet]:
 
 def below_head(store: SubnetStore, subnet: Subnet) -> list[tuple[str, CodebookTensor]]:
     """The task-specific parameters that a task has for itself and that are not its head's."""
-    head = f"{store.architecture.head}."
-    return [(n, c) for n, c in subnet.task_params.items() if not n.startswith(head)]
+    in_head = store.architecture.in_head
+    return [(n, c) for n, c in subnet.task_params.items() if not in_head(n)]
 
 
 def _some(split: Split, count: int) -> Split:

@@ -95,7 +95,7 @@ class Base:
         return cls(name, architecture.source, weights_hash(values), values)
 
     def filled(self, values: Mapping[str, Tensor], whose: str) -> Base:
-        """The same base with its values; those of another one are refused.
+        """The same base with values, which are refused where they are not its own.
 
         - `values`: as `base_values` gives them.
         - `whose`: what they are the weights of, for the error.
@@ -112,7 +112,7 @@ class Base:
 
 
 def base_values(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a base in float32, copied, so that later changes of a network do not matter.
+    """The tensors of a base, copied in float32, so that training the network changes none.
 
     - `tensors`: all those of a network, by name.
     """

@@ -135,7 +135,6 @@ def evaluate(
     classes: Sequence[Label],
     data: Any,
     labels: Any = None,
-    pixels: Pixels | None = None,
     subnet: Subnet | None = None,
 ) -> Evaluation:
     """What a task's network answers on data with labels.
@@ -145,14 +144,14 @@ def evaluate(
     - `data`: a `Task`, of which the test part is measured, or the validation part where there is
       none; inputs, with their `labels`; a data set or loader, which bring their own; or the path of
       a folder of images per class or of an .npz, of which `test/` is measured, or else all.
-    - `pixels`: makes an input of a picture of Pillow; by default it is taken as it is.
-    - `subnet`: what the model records of the task, which says how files are read.
+    - `subnet`: what the model records of the task, which says how files and pictures of Pillow
+      become inputs; without it pictures are taken as they are.
     """
+    of_file = None
     if isinstance(data, (str, os.PathLike)):
-        measured_on, data, labels = _read(task, os.fspath(data), labels, subnet)
-        _, chunks = _chunks(task, classes, data, labels, pixels)
-    else:
-        measured_on, chunks = _chunks(task, classes, data, labels, pixels)
+        of_file, data, labels = _read(task, os.fspath(data), labels, subnet)
+    pixels = None if subnet is None else subnet.pixels
+    measured_on, chunks = _chunks(task, classes, data, labels, pixels)
     confusion, loss = np.zeros((len(classes), len(classes)), np.int64), 0.0
     for inputs, numbers in chunks:
         found = logits(inputs)
@@ -160,7 +159,8 @@ def evaluate(
         loss += float(functional.cross_entropy(found, numbers, reduction="sum"))
     if confusion.sum() == 0:
         raise TaskError(f"task {task!r}: no samples are given to measure it on.")
-    return Evaluation(task, tuple(classes), confusion, loss / confusion.sum(), measured_on)
+    loss /= confusion.sum()
+    return Evaluation(task, tuple(classes), confusion, loss, of_file or measured_on)
 
 
 def probabilities(logits: Tensor) -> np.ndarray:

@@ -124,9 +124,9 @@ def code_mask(
 
 
 def _nearest_members(packed: np.ndarray, members: Mapping[int, np.ndarray]) -> list[int]:
-    """The members that are worth a closer look: all of a few, else the likest on some bytes.
+    """The members to compare a mask with in full: all, or where there are many the most similar.
 
-    So the cost of a task hardly grows with the tasks before it.
+    Similarity is estimated on some bytes, so that a task hardly costs more with every earlier one.
     """
     if len(members) <= MAX_RANKED_MEMBERS:
         return list(members)
@@ -155,6 +155,7 @@ def read_mask(coded: CodedMask, context: MaskContext) -> np.ndarray:
 
 
 def _reference(coded: CodedMask, context: MaskContext) -> np.ndarray | None:
+    """The mask that another one is coded against, as booleans; None where there is none."""
     kind = coded.reference
     if kind == NO_REFERENCE:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tinysubnets.coding.bits import unpack_mask
-from tinysubnets.model.subnet import BASE, NO_BANK, CodebookTensor, PackedMask, Subnet
+from tinysubnets.model.subnet import NO_BANK, CodebookTensor, PackedMask, Subnet
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.normalization import Normalization
 
@@ -42,14 +42,14 @@ def without(store: SubnetStore, numbers: Collection[int]) -> SubnetStore:
     out = copied(store)
     if numbers:
         remove_(out, numbers)
-        out._forget()
+        out.drop_caches_()
     return out
 
 
 def copied(store: SubnetStore) -> SubnetStore:
     """A copy of the store, to which tasks can be added, or taken away from it, by itself.
 
-    What was decoded or written of the store's entries is known to the copy too.
+    The copy shares what the store keeps of decoded tasks and written entries.
     """
     out = copy.copy(store)
     out.subnets, out.nameless = dict(store.subnets), dict(store.nameless)
@@ -67,11 +67,11 @@ def become_(store: SubnetStore, other: SubnetStore) -> None:
 def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     """Remove the tasks of these numbers; every other task decodes to the same bits.
 
-    What others use of their weights stays under an entry without a name, at the same place of the
-    order, so that a weight still belongs to the first mask of its bank that holds it. Earlier
-    nameless entries shrink in the same way, and masks that were coded against one that changed are
-    coded anew. Empty banks stay, but for the last ones where an isolated task goes: whether it had
-    a bank depends on its data.
+    A removed task's weights that other tasks use stay, as an entry without a name at the same place
+    in the order: a weight belongs to the first mask of its bank that holds it. Entries that earlier
+    removals left shrink in the same way. Masks that were coded against a mask that changed are
+    coded anew. Empty banks stay, so that no bank changes its number. But where an isolated task is
+    removed, empty banks at the end go too: whether it had one depends on its data.
     """
     gone = set(numbers)
     names = {s.name for s in store.subnets.values() if s.number in gone}
@@ -86,35 +86,28 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
         members = [s for s in before if s.bank == number]
         whole = [s for s in members if _stays(s, gone) or s.number in needed]
         used = union(whole, store.layout)
-        owned, owned_after = np.zeros_like(used), np.zeros_like(used)
-        changed = False
-        after: list[Subnet] = []
+        # Without a bank nothing is shared: all weights under a mask are the subnet's own.
+        owned, shared = np.zeros_like(used), np.zeros_like(used) if number == NO_BANK else used
+        pairs: list[tuple[Subnet, Subnet | None]] = []  # entries as they were, and what stays
         for subnet in members:
             bits = subnet.packed_mask.bits
             new = bits if number == NO_BANK else bits & ~owned
             owned |= bits
             left: Subnet | None = subnet
             if not _stays(subnet, gone):
-                others = used if number != NO_BANK else np.zeros_like(used)
-                stay = bits if subnet.number in needed else new & others
-                left = _nameless(store, subnet, new, stay)
-                if subnet.rank and subnet.number in needed:
-                    left = _weights(subnet)
-                if subnet.number in gone:
-                    num = 0 if left is None else left.num_new
-                    kept, freed = kept + num, freed + subnet.num_new - num
-                    users |= {s.number for s in whole if np.any(s.packed_mask.bits & new & others)}
-            changed |= left is None or not np.array_equal(left.packed_mask.bits, bits)
-            if left is not None:
-                if changed or left.coded_mask is None:
-                    left = replace(left, coded_mask=store.coded_mask(left, after, owned_after))
-                after.append(left)
-                owned_after = owned_after | left.packed_mask.bits
-        entries |= {s.number: s for s in after}
-        if number != NO_BANK and changed:
+                left = _left_of(store, subnet, new, shared, is_needed=subnet.number in needed)
+            pairs.append((subnet, left))
+            if subnet.number in gone:
+                num = 0 if left is None else left.num_new
+                kept, freed = kept + num, freed + subnet.num_new - num
+                users |= {s.number for s in whole if np.any(s.packed_mask.bits & new & shared)}
+        entries |= {s.number: s for s in _with_coded_masks(store, pairs)}
+        if number != NO_BANK and any(_differ(subnet, left) for subnet, left in pairs):
             kept_blocks[number] = torch.from_numpy(unpack_mask(used, store.layout.num_blocks))
     staying = {n: s.number for n, s in store.subnets.items() if s.number not in gone}
-    chains = {name: _chain(entries[number], entries) for name, number in staying.items()}
+    chains = {
+        name: {s.number for s in entries[number].chain(entries)} for name, number in staying.items()
+    }
     for number, blocks in kept_blocks.items():
         store.banks[number].keep_(blocks)
     store.subnets = {n: _without_names(entries[number], names) for n, number in staying.items()}
@@ -125,10 +118,49 @@ def remove_(store: SubnetStore, numbers: Iterable[int]) -> Removal:
     return Removal(freed, kept, used_by)
 
 
-def _referring_past(entries: Iterable[Subnet], gone: set[int]) -> list[Subnet]:
-    """Entries, of which none refers to one that goes and adds nothing, but to what that refers to.
+def _left_of(
+    store: SubnetStore, subnet: Subnet, new: np.ndarray, shared: np.ndarray, *, is_needed: bool
+) -> Subnet | None:
+    """What stays of a removed task's weights: those that other tasks use; None if there are none.
 
-    Those without a name too: what is left of a task may be all that a later one needs of it.
+    - `new`: the blocks whose values the subnet has, at one bit per block.
+    - `shared`: the blocks of its bank that other tasks use.
+    - `is_needed`: whether another task adds its own weights to all of the subnet's.
+    """
+    if is_needed and subnet.rank:
+        return _weights(subnet)
+    return _nameless(store, subnet, new, subnet.packed_mask.bits if is_needed else new & shared)
+
+
+def _differ(subnet: Subnet, left: Subnet | None) -> bool:
+    """Whether less than its whole mask stays of a subnet."""
+    return left is None or not np.array_equal(left.packed_mask.bits, subnet.packed_mask.bits)
+
+
+def _with_coded_masks(
+    store: SubnetStore, pairs: Iterable[tuple[Subnet, Subnet | None]]
+) -> list[Subnet]:
+    """What stays of a bank's entries, with masks coded anew from the first that changed on.
+
+    - `pairs`: entries as they were, and what stays of each.
+    """
+    out: list[Subnet] = []
+    owned, changed = union((), store.layout), False
+    for subnet, left in pairs:
+        changed |= _differ(subnet, left)
+        if left is not None:
+            if changed or left.coded_mask is None:
+                left = replace(left, coded_mask=store.coded_mask(left, out, owned))
+            out.append(left)
+            owned = owned | left.packed_mask.bits
+    return out
+
+
+def _referring_past(entries: Iterable[Subnet], gone: set[int]) -> list[Subnet]:
+    """The entries, none of which refers to a task that goes and has no weights of its own.
+
+    Such a task's weights are those that it refers to, so its successors refer to these instead.
+    Entries without a name do, too: a later task may need one of them.
     """
     out: list[Subnet] = []
     past: dict[int, int | None] = {}
@@ -150,30 +182,16 @@ def union(subnets: Iterable[Subnet], layout: Layout) -> np.ndarray:
     return found
 
 
-def _chain(subnet: Subnet, entries: Mapping[int, Subnet]) -> set[int]:
-    """The numbers of all entries whose weights a subnet adds up, its own among them."""
-    found = {subnet.number}
-    while subnet.reference not in (None, BASE):
-        subnet = entries[int(subnet.reference or 0)]
-        found.add(subnet.number)
-    return found
-
-
 def _stays(subnet: Subnet, gone: set[int]) -> bool:
     """Whether it is a task that is not removed."""
     return bool(subnet.name) and subnet.number not in gone
 
 
 def _referred_to(entries: list[Subnet], gone: set[int]) -> set[int]:
-    """The numbers of all entries that some task which stays adds its own weights to."""
-    numbers = {s.number: s for s in entries}
-    found: set[int] = set()
-    for subnet in entries:
-        reference = subnet.reference if _stays(subnet, gone) else None
-        while reference not in (None, BASE) and reference not in found:
-            found.add(int(reference or 0))
-            reference = numbers[int(reference or 0)].reference
-    return found
+    """The numbers of all entries that a task which stays adds its own weights to."""
+    by_number = {s.number: s for s in entries}
+    staying = (s for s in entries if _stays(s, gone))
+    return {entry.number for s in staying for entry in s.chain(by_number)[1:]}
 
 
 def _nameless(
@@ -204,18 +222,15 @@ def _nameless(
 def _weights(subnet: Subnet) -> Subnet:
     """A subnet's mask and own weights alone, without a name."""
     return Subnet(
-        name="",
-        classes=(),
-        normalization=Normalization(),
+        "",
+        (),
+        Normalization(),
         bank=subnet.bank,
         packed_mask=subnet.packed_mask,
         bits=subnet.bits,
         own=subnet.own,
-        task_params={},
-        shapes={},
-        coded_mask=subnet.coded_mask,
         number=subnet.number,
-        isolated=False,
+        coded_mask=subnet.coded_mask,
         reference=subnet.reference,
         rank=subnet.rank,
     )
@@ -233,7 +248,7 @@ def _chosen(coded: CodebookTensor, which: torch.Tensor) -> CodebookTensor:
 
 
 def _without_names(subnet: Subnet, names: set[str]) -> Subnet:
-    """The subnet with no word of removed tasks in why it went to its bank."""
+    """The subnet with a decision that does not mention the removed tasks of these names."""
     decision = subnet.decision
     if decision is None or decision.nearest not in names:
         return subnet

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter, is_
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -45,13 +46,14 @@ from tinysubnets.model.subnet import (
     SCORES,
     CodedMask,
     Subnet,
+    distances,
+    task_number,
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
 from tinysubnets.tasks.checks import MAX_NAME, check_text, task_and_inputs
-from tinysubnets.tasks.divergence import divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
-from tinysubnets.tasks.rotations import joined_logits
+from tinysubnets.tasks.rotations import joined_logits, turned
 from tinysubnets.tasks.sources import batches
 from tinysubnets.tasks.task import Task
 from tinysubnets.training.precision import arithmetic
@@ -84,7 +86,6 @@ class SubnetStore:
     - `seed`: the learner's, where its tasks' mask scores start from it: a mask that stayed near its
       start is coded as a difference from it. None where there is no such seed.
     - `device`: where tasks are computed; banks and masks stay on the CPU.
-
     - `base`: pretrained weights that tasks may refer to.
 
     `subnets` are the learned tasks by name, `nameless` the weights that removed tasks left to
@@ -188,11 +189,11 @@ class SubnetStore:
             raise TaskError(f"task {subnet.name!r} has neither a bank nor a reference.")
         if subnet.rank and subnet.bank != NO_BANK:
             raise TaskError(f"task {subnet.name!r} is of low rank, which no bank can hold.")
-        if subnet.reference not in (None, BASE):
-            found = [s for s in others if s.number == subnet.reference]
+        if (number := task_number(subnet.reference)) is not None:
+            found = [s for s in others if s.number == number]
             if not found or found[0].isolated or subnet.isolated:
                 raise TaskError(
-                    f"task {subnet.name!r} refers to task number {subnet.reference}, which is "
+                    f"task {subnet.name!r} refers to task number {number}, which is "
                     "not there or isolated; give the number of a learned task."
                 )
             if len(self.chain(found[0])) > MAX_CHAIN:
@@ -209,7 +210,7 @@ class SubnetStore:
     def coded_mask(self, subnet: Subnet, earlier: Sequence[Subnet], owned: np.ndarray) -> CodedMask:
         """The mask against the cheapest reference, behind the earlier entries of its bank.
 
-        First scores count where they are known: not for a mask that no scores were learned for.
+        The mask of the first scores is one of the references where the task learned by scores.
 
         - `earlier`: those entries, in order.
         - `owned`: all that their masks hold, at one bit per block.
@@ -267,7 +268,7 @@ class SubnetStore:
                 decision = replace(decision, reason=reason, nearest=new)
                 renamed[name] = replace(other, decision=decision)
         self.subnets = renamed
-        self._forget()
+        self.drop_caches_()
 
     def remove(self, name: str, *, exact: bool = False) -> Removal:
         """Take a task away; all other tasks decode to the same bits as before.
@@ -283,11 +284,14 @@ class SubnetStore:
             raise TaskError("load the whole model to remove a task from it.")
         names = [name, *(self.learned_beside(name) if exact else ())]
         removal = remove_(self, [self.subnets[n].number for n in names])
-        self._forget()
+        self.drop_caches_()
         return replace(removal, names=tuple(names), exact=exact or subnet.isolated)
 
     def learned_beside(self, name: str) -> tuple[str, ...]:
-        """The later tasks that a task may have entered: all that are not isolated, or none."""
+        """The later tasks that may depend on a task's data: all but isolated ones.
+
+        None where the task is isolated itself.
+        """
         subnet = self.subnet(name)
         if subnet.isolated:
             return ()
@@ -295,18 +299,13 @@ class SubnetStore:
         return tuple(s.name for s in later if not s.isolated)
 
     def divergences(self, task: str) -> dict[str, float]:
-        """How far a task's inputs are from those of each earlier task, by the memories kept."""
+        """How far a task's inputs are from those of each earlier task, by what is kept of them."""
         subnet = self.subnet(task)
         if subnet.memory is None:
             return {}
-        seed = self.seed or 0
-        kept = {
-            s.name: statistics_of(s.memory, seed)
-            for s in self.subnets.values()
-            if s.number < subnet.number and s.memory is not None
-        }
-        found = divergences(statistics_of(subnet.memory, seed), list(kept.values()))
-        return {n: float(np.float32(d)) for n, d in zip(kept, found, strict=True)}
+        earlier = (s for s in self.subnets.values() if s.number < subnet.number)
+        found = distances(subnet.memory, earlier, self.seed or 0)
+        return {name: float(np.float32(d)) for name, d in found.items()}
 
     def weights(self, task: str) -> Tensor:
         """The task's shared weights, flat: its bank's values under its mask, else 0.
@@ -336,15 +335,14 @@ class SubnetStore:
 
     def chain(self, subnet: Subnet) -> list[Subnet]:
         """A subnet, the one it adds its weights to, and so on; the base is not among them."""
-        chain, numbers = [subnet], self._by_number
-        while (reference := chain[-1].reference) not in (None, BASE):
-            if not numbers:
-                numbers = self._by_number = {s.number: s for s in self.entries()}
-            chain.append(numbers[int(reference or 0)])
-        return chain
+        if task_number(subnet.reference) is None:
+            return [subnet]
+        if not self._by_number:
+            self._by_number = {s.number: s for s in self.entries()}
+        return subnet.chain(self._by_number)
 
-    def _forget(self) -> None:
-        """Drop what was made of subnets that are no longer the same."""
+    def drop_caches_(self) -> None:
+        """Drop decoded tensors and other caches, since the subnets they were made of changed."""
         self._decoded, self._by_number, self._records = (), {}, {}
         self._stacked = Decoded((), {}, 0)
         self.written, self._affine = (), {}
@@ -428,9 +426,9 @@ class SubnetStore:
 
     def is_head_alone(self, subnet: Subnet) -> bool:
         """Whether a task is the base with a head of its own: all else is the base's."""
-        chain, head = self.chain(subnet), f"{self.architecture.head}."
+        chain = self.chain(subnet)
         over_base = chain[-1].reference == BASE and all(s.adds_nothing for s in chain)
-        return over_base and all(n.startswith(head) for n in subnet.task_params)
+        return over_base and all(map(self.architecture.in_head, subnet.task_params))
 
     def logits(self, task: str, inputs: Any, *, batch_size: int = DEFAULT_BATCH) -> Tensor:
         """The task's logits for raw inputs, one row per sample, on the CPU.
@@ -493,7 +491,7 @@ class SubnetStore:
         return normalization.apply(raw.to(self.device), *affine)
 
     def _answers(self, task: str, inputs: Any) -> Tensor:
-        """Logits to answer by: of inputs in the task's own scale, and none of them NaN."""
+        """Logits for predictions: inputs in another scale, and logits that are NaN, are errors."""
         logits = self._logits(self.subnet(task), inputs, DEFAULT_BATCH, check_scale=True)
         if bad := torch.isnan(logits).any(1).nonzero().flatten().tolist():
             raise TaskError(
@@ -595,23 +593,16 @@ class SubnetStore:
         """How well a task is answered: accuracy, that of each class, and the confusion matrix.
 
         - `task`: a learned task's name; or a `Task`, of which the test part is measured, or the
-          validation part where there is none. Its training part never is: of the task that was
-          learned it would tell what is known by heart, and a `Task` does not say whether it was.
+          validation part where there is none. Its training part never is: accuracy on data that a
+          task was learned from says little.
         - `data`, `labels`: beside a name, the path of held-out images, in a folder per class, or of
           an .npz: their `test/` is measured where they have one, and else all of them, as by `tsn
           evaluate`. Or raw inputs and their labels; or a `Task`, a data set or a loader alone.
         """
         name, data = (task.name, task) if isinstance(task, Task) else (task, data)
         subnet = self.subnet(name)
-        return evaluate(
-            lambda raw: self._answers(name, raw),
-            name,
-            subnet.classes,
-            data,
-            labels,
-            subnet.pixels,
-            subnet,
-        )
+        answers = partial(self._answers, name)
+        return evaluate(answers, name, subnet.classes, data, labels, subnet)
 
     def evaluate_unknown(
         self, known: Any, unknown: Any, *, among: Sequence[str] | None = None
@@ -645,27 +636,8 @@ class SubnetStore:
         It is a `torch.fx.GraphModule` around the user's own network, with the normalization inside.
         """
         net = self.architecture.build({n: t.cpu() for n, t in self.tensors(task).items()})
-        subnet = self.subnet(task)
-        normalization = subnet.normalization
-        root, graph = nn.Module(), torch.fx.Graph()
-        root.add_module("network", net)
-        node = graph.placeholder("inputs")
-        if normalization.mean:
-            mean, factor = normalization.tensors()
-            root.register_buffer("input_mean", mean)
-            root.register_buffer("input_factor", factor)
-            node = graph.call_method("float", (node,))
-            node = graph.call_function(torch.sub, (node, graph.get_attr("input_mean")))
-            node = graph.call_function(torch.mul, (node, graph.get_attr("input_factor")))
-        else:
-            # Tokens of any integer type, or numbers that are left as they are.
-            embeds = any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in net.modules())
-            node = graph.call_method("long" if embeds else "float", (node,))
-        if subnet.rotations:
-            graph.output(_rotations(graph, node, subnet))
-        else:
-            graph.output(graph.call_module("network", (node,)))
-        return torch.fx.GraphModule(root, graph).eval()
+        module = _RawInputs(net, self.subnet(task))
+        return torch.fx.GraphModule(module, _Flat().trace(module)).eval()
 
     def digest(self, task: str) -> str:
         """A hash of the task's decoded tensors: equal exactly if every bit of them is equal."""
@@ -774,20 +746,41 @@ class SubnetStore:
         )
 
 
-def _rotations(graph: torch.fx.Graph, images: torch.fx.Node, subnet: Subnet) -> torch.fx.Node:
-    """What `joined_logits` computes, as nodes of a graph that has the network in it."""
-    num, parts = len(subnet.classes), []
-    for k in range(subnet.rotations):
-        node = images
-        if k == 2:
-            node = graph.call_method("flip", (node, (-2, -1)))
-        elif k:
-            node = graph.call_method("flip", (node, (-1 if k == 1 else -2,)))
-            node = graph.call_method("transpose", (node, -2, -1))
-            node = graph.call_method("contiguous", (node,))
-        node = graph.call_module("network", (node,))
-        parts.append(graph.call_method("narrow", (node, 1, k * num, num)))
-    return graph.call_method("mean", (graph.call_function(torch.stack, (parts,)), 0))
+class _RawInputs(nn.Module):
+    """A task's network for raw inputs. Its forward is traced, and only the tensors stay."""
+
+    input_mean: Tensor
+    input_factor: Tensor
+
+    def __init__(self, network: nn.Module, subnet: Subnet) -> None:
+        super().__init__()
+        self.network, self.subnet = network, subnet
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        self.embeds = any(isinstance(m, kinds) for m in network.modules())
+        mean, factor = subnet.normalization.tensors()
+        self.register_buffer("input_mean", mean)
+        self.register_buffer("input_factor", factor)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The logits of the task."""
+        if self.subnet.normalization.mean:
+            seen = torch.mul(torch.sub(inputs.float(), self.input_mean), self.input_factor)
+        else:  # tokens of any integer type, or numbers that are left as they are
+            seen = inputs.long() if self.embeds else inputs.float()
+        if not self.subnet.rotations:
+            return self.network(seen)
+        num, parts = len(self.subnet.classes), []  # as `joined_logits` computes them
+        for k in range(self.subnet.rotations):
+            parts.append(self.network(turned(seen, k)).narrow(1, k * num, num))
+        return torch.stack(parts).mean(0)
+
+
+class _Flat(torch.fx.Tracer):
+    """A tracer that leaves the network in one piece."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Every module but the outermost."""
+        return True
 
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from tinysubnets.tasks.checks import (
     layout_hint,
     picture_pixels,
 )
-from tinysubnets.tasks.divergence import InputStatistics
+from tinysubnets.tasks.divergence import InputStatistics, divergences, statistics_of
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.preprocessing import MAX_VALUES, Preprocessing
 from tinysubnets.tasks.rotations import ROTATIONS
@@ -107,13 +107,13 @@ class Sample:
 
     @classmethod
     def of(cls, batch: Tensor) -> Sample | None:
-        """The kind of the samples in a batch; None of samples so large that no file says it."""
+        """The type and shape of the samples in a batch; None where no file may record so large."""
         made = cls(batch.dtype, tuple(batch.shape[1:]))
         return None if made.is_large else made
 
     @property
     def is_large(self) -> bool:
-        """Whether one takes more than a reader gives for what a few bytes of a file say."""
+        """Whether a sample has more values than a reader accepts a file to describe."""
         return math.prod(self.shape) > MAX_VALUES
 
 
@@ -152,9 +152,14 @@ BASE = -1  # as a reference: the pretrained weights that the model names
 MAX_CHAIN = 16  # subnets that one adds its own weights to, one behind the other
 
 
+def task_number(reference: int | None) -> int | None:
+    """The number of the subnet that a reference names; None for the base, and for no reference."""
+    return None if reference == BASE else reference
+
+
 @dataclass(frozen=True)
 class PackedMask:
-    """Booleans kept at one bit each, so that forty masks of a large network fit in memory.
+    """Booleans at one bit each, so that the masks of many tasks fit in memory.
 
     - `bits`: uint8, the first boolean in the lowest bit of the first byte.
     - `num`: how many booleans there are.
@@ -184,8 +189,8 @@ class PackedMask:
 class Subnet:
     """One learned task: its bank, mask, own coded weights, task-specific parameters and memory.
 
-    A subnet without a name holds weights that a removed task owned and others still use: it has a
-    mask and own weights and nothing else.
+    A subnet without a name is what is left of a removed task: a mask, and the weights that the task
+    owned and others still use.
 
     - `classes`: the user's own labels, in the order of the logits.
     - `bank`: where the weights under its mask stand; `NO_BANK` where all of them are its own.
@@ -220,8 +225,8 @@ class Subnet:
     packed_mask: PackedMask
     bits: int
     own: tuple[CodebookTensor, ...]
-    task_params: Mapping[str, CodebookTensor]
-    shapes: Mapping[str, tuple[int, ...]]
+    task_params: Mapping[str, CodebookTensor] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     memory: InputStatistics | Tensor | None = None
     decision: BankDecision | None = None
     valid_accuracy: float = float("nan")
@@ -279,7 +284,7 @@ class Subnet:
 
     @property
     def uses_base(self) -> bool:
-        """Whether something of it is the base's own, or added to the base."""
+        """Whether it is added to the base, or uses task-specific parameters of it."""
         return self.reference == BASE or self.adds_to_base or bool(self.from_base())
 
     @property
@@ -311,7 +316,7 @@ class Subnet:
 
     @contextmanager
     def explained(self, inputs: Tensor) -> Iterator[None]:
-        """Inside, what the network cannot compute of raw inputs is an error that says of which."""
+        """Turn an error of the network inside into one that names the task and its raw inputs."""
         try:
             yield
         except (RuntimeError, IndexError, ValueError) as error:
@@ -329,6 +334,29 @@ class Subnet:
         """The task-specific parameters as the network takes them, by name."""
         return {n: c.decode().reshape(self.shapes[n]) for n, c in self.task_params.items()}
 
+    def chain(self, by_number: Mapping[int, Subnet]) -> list[Subnet]:
+        """This subnet, the one it adds its weights to, and so on; the base is not among them.
+
+        - `by_number`: all subnets, those without a name too.
+        """
+        chain = [self]
+        while (number := task_number(chain[-1].reference)) is not None:
+            chain.append(by_number[number])
+        return chain
+
     def from_base(self) -> tuple[str, ...]:
         """The task-specific parameters that are the base's own."""
         return tuple(n for n in self.shapes if n not in self.task_params)
+
+
+def distances(
+    memory: InputStatistics | Tensor, subnets: Iterable[Subnet], seed: int
+) -> dict[str, float]:
+    """The divergence of a task's inputs from those of each subnet that has a memory, by name.
+
+    - `memory`: that of the task.
+    - `seed`: the learner's, which draws the statistics of samples.
+    """
+    kept = {s.name: statistics_of(s.memory, seed) for s in subnets if s.memory is not None}
+    found = divergences(statistics_of(memory, seed), list(kept.values()))
+    return dict(zip(kept, found, strict=True))

@@ -16,14 +16,14 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tinysubnets.errors import ArchitectureError, SettingError, TinySubNetsError, unknown
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 __all__ = [
     "build",
@@ -34,7 +34,6 @@ __all__ = [
     "is_name",
     "names",
     "pretrained",
-    "read_weights",
     "settings",
 ]
 
@@ -81,19 +80,14 @@ def describe(name: str) -> str:
     return _NETWORKS[name][1]
 
 
-def function(name: str) -> Callable[..., Any]:
-    """The function that builds a network; its arguments are the network's settings."""
-    return _find(name)
-
-
 def settings(name: str) -> tuple[str, ...]:
     """The settings that a network takes, in the order of its function's arguments."""
-    return tuple(inspect.signature(_find(name)).parameters)
+    return tuple(inspect.signature(function(name)).parameters)
 
 
 def defaults(name: str) -> dict[str, Any]:
     """The settings that a network need not be given, with the values they have then."""
-    found = inspect.signature(_find(name)).parameters.values()
+    found = inspect.signature(function(name)).parameters.values()
     return {p.name: p.default for p in found if p.default is not p.empty}
 
 
@@ -182,16 +176,6 @@ def check_repeats(name: str, network: nn.Module, head: str | None, **settings: A
             )
 
 
-def read_weights(file: str | os.PathLike[str], names: Collection[str] = ()) -> dict[str, Tensor]:
-    """The tensors in a file of weights, by name: .safetensors, or .pth and .pt without code.
-
-    - `names`: those that the network has; what stands before all names of the file is left out.
-    """
-    from tinysubnets.networks import libraries
-
-    return libraries.read_weights(file, names)
-
-
 def build(name: str, **settings: Any) -> nn.Module:
     """A new network: one of `names()`, of a library, or what `package.module:function` returns.
 
@@ -202,11 +186,11 @@ def build(name: str, **settings: Any) -> nn.Module:
     """
     from torch import nn
 
-    function = _find(name)
+    make = function(name)
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-    _check(name, function, given)
+    _check(name, make, given)
     try:
-        network = function(**given)
+        network = make(**given)
     except TinySubNetsError:
         raise
     except Exception as error:
@@ -230,8 +214,11 @@ def _record(name: str, settings: dict[str, Any], network: nn.Module) -> dict[str
     return {"network": name, "settings": settings, "shown": repr(network)}
 
 
-def _find(name: str) -> Callable[..., Any]:
-    """The function behind a name; a name with a colon is a library's or the user's own."""
+def function(name: str) -> Callable[..., Any]:
+    """The function that builds a network; its arguments are the network's settings.
+
+    - `name`: one of the package's; one with a colon is a library's or the user's own.
+    """
     if isinstance(name, str) and ":" in name:
         from tinysubnets.networks import libraries
 
@@ -263,17 +250,17 @@ def _imported(target: str) -> Callable[..., Any]:
     finally:
         if added:
             sys.path.remove(here)
-    function = getattr(module, function_name, None)
-    if not callable(function):
+    found = getattr(module, function_name, None)
+    if not callable(found):
         raise SettingError(
             f"network {target!r}: {module_name!r} has no function {function_name!r}."
         )
-    return function
+    return found
 
 
-def _check(name: str, function: Callable[..., Any], given: dict[str, Any]) -> None:
+def _check(name: str, make: Callable[..., Any], given: dict[str, Any]) -> None:
     """Refuse settings that the function does not take, before it runs."""
-    signature = inspect.signature(function)
+    signature = inspect.signature(make)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for key in given:
         if key not in signature.parameters and not open_ended:

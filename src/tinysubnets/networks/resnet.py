@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from tinysubnets.errors import SettingError, unknown
+from tinysubnets.errors import SettingError, check_setting, unknown
 from tinysubnets.networks.layers import norm2d
 
 _STEMS = ("3x3", "7x7")
@@ -134,10 +134,8 @@ def small_resnet(
     - `norm`: what follows each layer: "none", "batch" or "group" normalization.
     - `stride`: of the first layer: 2 makes images of 64 pixels cost what those of 32 do.
     """
-    if stride not in (1, 2):
-        raise SettingError(f"stride = {stride} is not allowed; give 1 or 2.")
-    if depth < 8 or (depth - 2) % 6:
-        raise SettingError(f"depth = {depth} is not allowed; give 8, 14, 20, 26, 32 or so on.")
+    check_setting("stride", stride, stride in (1, 2), "1 or 2")
+    check_setting("depth", depth, depth >= 8 and depth % 6 == 2, "8, 14, 20, 26, 32 or so on")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["conv"] = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=norm == "none")
     layers["norm"] = norm2d(norm, width)

@@ -57,7 +57,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         width = patches.out_channels
         self.patches = patches
-        # A leading dimension of 1 marks both as private to a task.
+        # A leading dimension of 1 makes both task-specific.
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.position = nn.Parameter(torch.zeros(1, num_tokens + 1, width))
         nn.init.trunc_normal_(self.position, std=0.02)
@@ -84,7 +84,7 @@ def vit(
     mlp_ratio: int = 2,
     dropout: float = 0.0,
 ) -> nn.Module:
-    """A vision transformer with a class token and learned positions, both private to a task.
+    """A vision transformer with a task-specific class token and positions.
 
     - `classes`: outputs of the head; every task gets a head of its own width.
     - `in_channels`, `image_size`: of the images, 1 for gray and 3 for color; their side in pixels.

@@ -97,9 +97,8 @@ class Architecture:
         self.aliases = _aliases(net)
         parameters = {n: p for n, p in net.named_parameters()}
         rule = shared or is_shared
-        prefix = f"{head}."
-        self._check_untied_head(prefix)
-        names = [n for n, p in parameters.items() if not n.startswith(prefix) and rule(n, p)]
+        self._check_untied_head()
+        names = [n for n, p in parameters.items() if not self.in_head(n) and rule(n, p)]
         self.shared = tuple(_spec_of(n, parameters[n]) for n in names)
         if not self.shared:
             raise ArchitectureError(
@@ -153,14 +152,18 @@ class Architecture:
         own = (s for s in self.task_params if s.name not in self.output)
         return (*self.shared, *own)
 
+    def in_head(self, name: str) -> bool:
+        """Whether a tensor belongs to the head."""
+        return name.startswith(f"{self.head}.")
+
     def code(self, mode: Mode) -> nn.Module:
         """The network without values, in one of the modes of `StatelessModule`."""
         return self._stateless(mode).net
 
     @contextmanager
-    def alone(self, mode: Mode) -> Iterator[None]:
-        """Inside, no other thread runs the network in a mode: hooks see the calls of all."""
-        with self._stateless(mode)._lock:
+    def alone(self) -> Iterator[None]:
+        """Keep other threads from evaluating the network: hooks would see their calls."""
+        with self._stateless("eval")._lock:
             yield
 
     def _stateless(self, mode: Mode) -> StatelessModule:
@@ -192,9 +195,9 @@ class Architecture:
     def head_input(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor | None:
         """What reaches the head for normalized inputs [samples, ...], in evaluation.
 
-        `from_head` makes of it what the whole network gives, to the bit. None where it cannot: the
-        head is called otherwise than once with one tensor, changes it in place, or its output is
-        not the network's.
+        From this, `from_head` computes the same bits as the whole network. None where it could not:
+        the head is not called exactly once with one tensor, changes that in place, or its output is
+        not the network's output.
         """
         return self._stateless("eval").input_of(self.head, tensors, inputs)
 
@@ -275,11 +278,10 @@ class Architecture:
         learned = [
             s.name for s in (*self.shared, *self.task_params) if s.name not in self.running_stats
         ]
-        evaluated = code["eval"]
-        self._check_width(trial, lambda: trial.evaluation(evaluated, evaluated.net))
-        trial.training(code["train"], code["train"].net, learned, self.pretrained)
+        self._check_width(trial, lambda: trial.evaluation(code["eval"]))
+        trial.training(code["train"], learned, self.pretrained)
         if self.has_running_stats:
-            trial.calibration(code["calibrate"], code["calibrate"].net)
+            trial.calibration(code["calibrate"])
 
     def _check_width(self, trial: Trial, look: Callable[[], None]) -> None:
         """A look in evaluation; where it fails by the head's new width alone, that is told."""
@@ -293,9 +295,9 @@ class Architecture:
                 ) from error
             raise
 
-    def _check_untied_head(self, prefix: str) -> None:
+    def _check_untied_head(self) -> None:
         for alias, name in self.aliases.items():
-            if alias.startswith(prefix) != name.startswith(prefix):
+            if self.in_head(alias) != self.in_head(name):
                 raise ArchitectureError(
                     f"the head's {alias!r} is tied to {name!r}; a head belongs to "
                     "one task alone, so give it weights of its own."
@@ -365,10 +367,11 @@ TensorSlot = tuple[dict[str, Any], str]  # who holds a tensor, and under what na
 class StatelessModule:
     """A copy of a network on the meta device, ties kept, in one of four modes.
 
-    In training, in evaluation, in evaluation but for normalization layers, which take and keep the
-    statistics of the batch ("calibrate"), or in training but for normalization layers, which use
-    the statistics they are given ("frozen"). Of several threads one computes at a time: the network
-    has room for the tensors of one task.
+    - "train", "eval": as of any module.
+    - "calibrate": evaluation, but normalization layers use and keep the statistics of the batch.
+    - "frozen": training, but normalization layers use the statistics they are given.
+
+    One thread computes at a time: the network has room for the tensors of one task.
     """
 
     def __init__(self, net: nn.Module, mode: Mode) -> None:
@@ -421,10 +424,7 @@ class StatelessModule:
         return torch.func.functional_call(part, own, (inputs,))
 
     def input_of(self, name: str, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor | None:
-        """The one tensor [samples, ...] that a part is called with and leaves as it is.
-
-        None if there is none such, or if the part's output is not the network's.
-        """
+        """The input [samples, ...] of a part that is called once; see `Architecture.head_input`."""
         before: list[tuple[Any, ...]] = []
         after: list[Any] = []
 
@@ -435,16 +435,12 @@ class StatelessModule:
             after.append((output, *map(_version, args)))
 
         part = self.net.get_submodule(name)
-        with self._lock:  # hooks see the calls of all threads
-            hooks = (
-                part.register_forward_pre_hook(enters, with_kwargs=True),
-                part.register_forward_hook(leaves),
-            )
-            try:
-                result = self(tensors, inputs)
-            finally:
-                for hook in hooks:
-                    hook.remove()
+        with (
+            self._lock,  # hooks see the calls of all threads
+            part.register_forward_pre_hook(enters, with_kwargs=True),
+            part.register_forward_hook(leaves),
+        ):
+            result = self(tensors, inputs)
         if len(after) != 1 or not len(before[0]) == len(after[0]) == 2:
             return None
         (given, version), (output, version_after) = before[0], after[0]

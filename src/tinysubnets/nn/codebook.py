@@ -133,7 +133,7 @@ def _training_centroids(values: np.ndarray, k: int, previous: np.ndarray | None)
 class LookupTable(NamedTuple):
     """The centroid of each of many equal steps, per codebook: rounding without a search.
 
-    The step of a value x is (x - low) * rate, cut to a whole number of 0 to steps - 1; the first
+    The step of a value x is (x - low) * rate, cut to an integer from 0 to steps - 1; the first
     and the last step also stand for everything beyond.
     """
 

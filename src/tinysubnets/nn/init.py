@@ -62,7 +62,7 @@ def initial_state(
     """
     task_params = initial_task_params(architecture, init_key, num_classes, pretrained)
     if pretrained is None:
-        free = initial_values(architecture, init_key, "free")
+        free = initial_values(architecture, init_key)
         return InitialState(initial_scores(architecture, layout, init_key), free, task_params)
     free = torch.cat([pretrained[s.name].flatten().float().cpu() for s in architecture.shared])
     return InitialState(magnitude_scores(layout, free), free, task_params)
@@ -86,10 +86,10 @@ def bound_of(shape: tuple[int, ...], scale: Scale) -> float:
     return math.sqrt((6 if scale == "he" else 3) / fan_in)
 
 
-def initial_values(architecture: Architecture, init_key: InitKey, what: str) -> Tensor:
+def initial_values(architecture: Architecture, init_key: InitKey) -> Tensor:
     """One flat vector of random values over all shared weights."""
     parts = [
-        init_key.uniform(what, s.name, s.shape, bound_of(s.shape, init_key.scale))
+        init_key.uniform("free", s.name, s.shape, bound_of(s.shape, init_key.scale))
         for s in architecture.shared
     ]
     return torch.cat(parts)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinysubnets.errors import SettingError
+from tinysubnets.errors import check_setting
 from tinysubnets.nn.architecture import TensorSpec
 
 
@@ -28,8 +28,8 @@ class Layout:
     """
 
     def __init__(self, shared: Sequence[TensorSpec], block: int = 1) -> None:
-        if not isinstance(block, int) or block < 1:
-            raise SettingError(f"block = {block!r} is not allowed; give an integer of at least 1.")
+        is_fine = isinstance(block, int) and block >= 1
+        check_setting("block", block, is_fine, "an integer of at least 1")
         self.shared, self.block = tuple(shared), block
         self.blocks: tuple[Blocks, ...] = tuple(blocks_of(s.shape, block) for s in shared)
         self.segments = _segments([s.numel for s in shared])
@@ -184,8 +184,6 @@ def blocks_of(shape: Sequence[int], block: int) -> Blocks:
     product of 2 to 64 are a kernel, and a kernel is one block. Other tensors have rows of their
     last dimension. `block=1` always means one element per block.
     """
-    if block < 1:
-        raise SettingError(f"block is {block}; it must be at least 1 (one mask bit per weight).")
     numel = prod(shape)
     if len(shape) < 2:
         return Blocks(1, numel, min(block, max(numel, 1)))

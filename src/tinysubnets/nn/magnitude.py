@@ -109,7 +109,7 @@ class MagnitudeModule(TaskModule):
         self.share_done = 0.0  # of all steps, when codebooks were last updated
         self.own_params = None if own_params is None else frozenset(own_params)
         if self.own_params is not None:
-            below = any(not n.startswith(f"{architecture.head}.") for n in self.own_params)
+            below = not all(map(architecture.in_head, self.own_params))
             # Below a head that is trained alone nothing is to differ from step to step.
             self.mode = "frozen" if below or pruning.density > 0 else "eval"
             self.recalibrates = False

@@ -8,7 +8,7 @@ vector of all shared weights, [blocks] that of their mask blocks; see `layout`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -110,8 +110,8 @@ class TaskModule(nn.Module):
     [blocks] and the task-specific parameters.
     """
 
-    # How the network computes in training, and whether its statistics are estimated anew before it
-    # is measured: not where they are those of a frozen base.
+    # `mode`: how the network computes in training. `recalibrates`: whether normalization statistics
+    # are estimated anew before the network is measured; those of a frozen base are not.
     mode: Mode = "train"
     recalibrates = True
     lr_factors: Mapping[str, float] = MappingProxyType({})  # of the learning rate, by group
@@ -385,7 +385,8 @@ def layer_losses(
     losses: list[Tensor] = []
     inside = False  # a layer that is called for its full output calls layers, which do not count
 
-    def compare(owner: str, names: list[str]) -> list[Any]:
+    def compare(owner: str, names: list[str]) -> None:
+        """Add a loss whenever the layer `owner`, with the shared weights `names`, is called."""
         module, prefix = code.get_submodule(owner), f"{owner}." if owner else ""
         weights = {n[len(prefix) :]: full[n] for n in names}
         before: list[int] = []
@@ -417,16 +418,14 @@ def layer_losses(
                 loss = loss / compressed.square().mean().clamp_min(TINY)
             losses.append(loss)
 
-        last = module.register_forward_hook(leave, with_kwargs=True)
-        return [module.register_forward_pre_hook(enter), last]
+        hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
+        hooks.enter_context(module.register_forward_pre_hook(enter))
 
     code = architecture.code("train")
-    handles = [h for owner, names in architecture.layers() for h in compare(owner, names)]
-    try:
+    with ExitStack() as hooks:
+        for owner, names in architecture.layers():
+            compare(owner, names)
         yield losses
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _versions(args: Any) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.hooks import RemovableHandle
 
 from tinysubnets.nn.architecture import Architecture
 
@@ -68,12 +70,12 @@ def folded(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[st
 def with_folded_biases(
     architecture: Architecture, tensors: Mapping[str, Tensor], inputs: Tensor
 ) -> dict[str, Tensor]:
-    """The tensors with zeros for biases that only a norm sees, which are in its shift then.
+    """The tensors with the biases of layers right before a norm moved into the norm's shift.
 
     - `tensors`: with folded norms.
     - `inputs`: some normalized inputs [batch, ...]. Where the network answers them differently
-      afterwards, say because others see what a norm sees, or because a norm counts its channels
-      along another axis, all stays as it was.
+      afterwards, nothing is moved: a layer's output may go elsewhere as well, or a norm may have
+      its channels along another axis.
     """
     out, own = dict(tensors), {s.name for s in architecture.task_params}
     norms = {norm.name: norm for norm in foldable(architecture)}
@@ -97,9 +99,9 @@ def _layers_before(
     inputs: Tensor,
     norms: Collection[str],
 ) -> tuple[Tensor, dict[str, str]]:
-    """The logits and, by the name of a norm, that of the layer whose very output it is given.
+    """The logits and, by the name of a norm, the name of the layer whose output is its input.
 
-    Of norms and layers that are called once.
+    Only norms and layers that are called once count.
     """
     code, calls = architecture.code("eval"), Counter[str]()
     made: list[tuple[Tensor, int, str]] = []  # outputs, kept so that no other takes their place
@@ -122,18 +124,13 @@ def _layers_before(
 
         return note
 
-    with architecture.alone("eval"):  # hooks see the calls of all threads
-        hooks = []
+    with architecture.alone(), ExitStack() as hooks:  # hooks see the calls of all threads
         for name, module in code.named_modules():
             if name in norms:
-                hooks.append(module.register_forward_pre_hook(enter(name)))
+                hooks.enter_context(module.register_forward_pre_hook(enter(name)))
             elif isinstance(module, (_ConvNd, nn.Linear)):
-                hooks.append(module.register_forward_hook(leave(name)))
-        try:
-            logits = architecture(tensors, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+                hooks.enter_context(module.register_forward_hook(leave(name)))
+        logits = architecture(tensors, inputs)
     return logits, {n: layer for n, layer in found.items() if calls[n] == calls[layer] == 1}
 
 
@@ -143,15 +140,15 @@ def unfolded(
 ) -> dict[str, Tensor]:
     """The tensors with scales and shifts that do the same in training, on inputs like these.
 
-    In training a norm divides by the deviation of its batch: what a folded scale lacks. The
-    network runs once as it is stored, and each norm sees what it has to undo.
+    In training a norm divides by the deviation of its batch, which a folded scale does not undo. So
+    the network runs once as it is stored, and what each norm is given tells mean and deviation.
 
     - `inputs`: normalized inputs [batch, ...], some hundreds.
     """
     norms, seen, out = list(foldable(architecture)), {}, dict(tensors)
     code = architecture.code("eval")
 
-    def watch(norm: Norm) -> torch.utils.hooks.RemovableHandle:
+    def watch(norm: Norm) -> RemovableHandle:
         def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             x = args[0].detach().float()
             axes = [0, *range(2, x.ndim)]
@@ -159,12 +156,10 @@ def unfolded(
 
         return code.get_submodule(norm.name).register_forward_pre_hook(look)
 
-    handles = [watch(norm) for norm in norms]
-    try:
+    with ExitStack() as hooks:
+        for norm in norms:
+            hooks.enter_context(watch(norm))
         architecture(tensors, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     for norm in norms:
         if norm.name not in seen:  # a layer that no input reaches
             continue

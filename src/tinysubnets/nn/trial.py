@@ -1,9 +1,9 @@
 """Which networks can be learned: checks at the door, and a trial of the forward pass.
 
-A network is kept as code, and every pass is handed the tensors of one task. So a pass may depend on
-nothing else that differs between tasks, processes or calls, and must leave nothing behind. What can
-be seen without running the network is refused when it is wrapped, everything else before the first
-task is trained; each refusal says where, and what to do.
+A network is kept as code, and every pass is given the tensors of one task. So a pass must depend on
+nothing else that differs between tasks, processes or calls, and must not keep anything. Problems
+that can be seen without running the network are refused when it is wrapped, all others before the
+first task is trained; each error says where the problem is, and what to do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import functools
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -212,6 +213,7 @@ def held(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _values(value: Any, path: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """A value, or where it is a container the values in it, each with the way to it."""
     if isinstance(value, (Tensor, nn.Module, np.ndarray, *PLAIN)):
         yield path, value
         return
@@ -275,7 +277,13 @@ def _mark(value: Any) -> Any:
 
 # The trial ---------------------------------------------------------------------------------------
 
-Code = Callable[[Mapping[str, Tensor], Tensor], Any]
+
+class Code(Protocol):
+    """A network without values in one of its modes: `architecture.StatelessModule`."""
+
+    net: nn.Module
+
+    def __call__(self, tensors: Mapping[str, Tensor], inputs: Tensor, /) -> Any: ...
 
 
 class PassError(ArchitectureError):
@@ -307,49 +315,46 @@ class Trial:
         self.given = f"{inputs.dtype} inputs of shape {tuple(inputs.shape)}"
 
     @torch.no_grad()
-    def evaluation(self, code: Code, net: nn.Module) -> None:
+    def evaluation(self, code: Code) -> None:
         """Two passes in evaluation: they change nothing, draw nothing and give the same."""
         generators = _generators()
-        first = self._pass(code, net, self.state, "evaluation")
+        first = self._pass(code, self.state, "evaluation")
         if moved := _moved(generators):
             raise ArchitectureError(
-                f"{self._who_draws(code, net)} draws from {moved} in evaluation, so that no answer "
+                f"{self._who_draws(code)} draws from {moved} in evaluation, so that no answer "
                 "is ever the same again; draw random numbers only where self.training is set."
             )
-        second = self._pass(code, net, self.state, "evaluation")
+        second = self._pass(code, self.state, "evaluation")
         if not _same(first, second):
             raise ArchitectureError(
-                f"{self._who_differs(code, net)} gives another output for the same input when it "
+                f"{self._who_differs(code)} gives another output for the same input when it "
                 "is called again in evaluation; a pass may depend on its input and on the "
                 "network's own tensors alone."
             )
 
     @torch.no_grad()
-    def calibration(self, code: Code, net: nn.Module) -> None:
+    def calibration(self, code: Code) -> None:
         """A pass in which normalization layers take the statistics of the batch."""
-        self._pass(code, net, self._copied(), "estimating batch statistics")
+        self._pass(code, self._copied(), "estimating batch statistics")
 
-    def training(
-        self, code: Code, net: nn.Module, learned: Sequence[str], own: Mapping[str, Tensor]
-    ) -> None:
+    def training(self, code: Code, learned: Sequence[str], own: Mapping[str, Tensor]) -> None:
         """A pass in training and back; several of a network that draws its branches by chance.
 
         - `learned`: the names of the tensors that have gradients.
         - `own`: the tensors of the user's network, by name.
         """
         generators = _generators()
-        self._train(code, net, learned, own)
+        self._train(code, learned, own)
         if _moved(generators):
             for _ in range(RANDOM_PASSES - 1):
-                self._train(code, net, learned, own)
+                self._train(code, learned, own)
 
     @torch.enable_grad()
-    def _train(
-        self, code: Code, net: nn.Module, learned: Sequence[str], own: Mapping[str, Tensor]
-    ) -> None:
+    def _train(self, code: Code, learned: Sequence[str], own: Mapping[str, Tensor]) -> None:
+        """One pass in training and back; the arguments are those of `training`."""
         state = self._copied()
         state |= {n: state[n].requires_grad_() for n in learned}
-        output = self._pass(code, net, state, "training")
+        output = self._pass(code, state, "training")
         if not output.requires_grad:
             raise ArchitectureError(
                 "no gradient reaches any weight in training; is the pass inside torch.no_grad(), "
@@ -423,11 +428,11 @@ class Trial:
     def _copied(self) -> dict[str, Tensor]:
         return {n: t.clone() for n, t in self.state.items()}
 
-    def _pass(self, code: Code, net: nn.Module, state: dict[str, Tensor], mode: str) -> Tensor:
+    def _pass(self, code: Code, state: dict[str, Tensor], mode: str) -> Tensor:
         """One pass with all that it must not do looked for."""
         # A pass in which the tensors are leaves of a graph could not change them at all.
         before = {n: (t.detach().clone(), t._version) for n, t in state.items()}
-        inputs, earlier = self.inputs.clone(), snapshot(net)
+        inputs, earlier = self.inputs.clone(), snapshot(code.net)
         version = inputs._version
         output = self._output(code, state, inputs, mode)
         self._check_output(output)
@@ -436,7 +441,7 @@ class Trial:
                 f"the pass in {mode} changes its inputs in place; give its first layer "
                 "inplace=False, or begin with x = x.clone()."
             )
-        self._check_kept(net, earlier, snapshot(net), mode)
+        self._check_kept(code.net, earlier, snapshot(code.net), mode)
         allowed = self.running_stats if mode != "evaluation" else set()
         changed = [
             n
@@ -494,7 +499,7 @@ class Trial:
                 "or once in __init__ (tensors by register_buffer)."
             )
 
-    def _who_draws(self, code: Code, net: nn.Module) -> str:
+    def _who_draws(self, code: Code) -> str:
         """The innermost module that moves a generator."""
         found: list[str] = []
         stack: list[Any] = []
@@ -506,13 +511,13 @@ class Trial:
             if _moved(stack.pop()):
                 found.append(names[module])
 
-        names = {m: describe(m, n) for n, m in net.named_modules()}
-        self._watched(code, net, enter, leave)
+        names = {m: describe(m, n) for n, m in code.net.named_modules()}
+        self._watched(code, enter, leave)
         return found[0] if found else "the network"
 
-    def _who_differs(self, code: Code, net: nn.Module) -> str:
+    def _who_differs(self, code: Code) -> str:
         """The first module to finish whose output differs in a second pass, its input does not."""
-        names = {m: describe(m, n) for n, m in net.named_modules()}
+        names = {m: describe(m, n) for n, m in code.net.named_modules()}
         passes: list[list[tuple[str, list[Tensor], Tensor]]] = []
         for _ in range(2):
             outputs: list[tuple[str, list[Tensor], Tensor]] = []
@@ -522,7 +527,7 @@ class Trial:
                     inputs = [x.clone() for x in given if isinstance(x, Tensor)]
                     kept.append((names[module], inputs, output.clone()))
 
-            self._watched(code, net, lambda *_: None, leave)
+            self._watched(code, lambda *_: None, leave)
             passes.append(outputs)
         for (name, given, one), (other, again, two) in zip(*passes, strict=False):
             equal = len(given) == len(again) and all(map(_same, given, again))
@@ -530,19 +535,13 @@ class Trial:
                 return name
         return "the network"
 
-    def _watched(self, code: Code, net: nn.Module, enter: Any, leave: Any) -> None:
+    def _watched(self, code: Code, enter: Any, leave: Any) -> None:
         """A pass with functions called before and after every module."""
-        handles = []
-        for module in net.modules():
-            handles += [
-                module.register_forward_pre_hook(enter),
-                module.register_forward_hook(leave),
-            ]
-        try:
+        with ExitStack() as hooks:
+            for module in code.net.modules():
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
             code(self.state, self.inputs.clone())
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _in_words(error: Exception) -> str:

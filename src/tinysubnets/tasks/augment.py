@@ -96,8 +96,8 @@ def crop(batch: Tensor, least: float, generator: torch.Generator | None = None) 
     # Sides as shares of the image; grid_sample's coordinates run from -1 to 1.
     sides = torch.stack([(area * aspect).sqrt(), (area / aspect).sqrt()]).clamp(max=1.0)
     centers = (2.0 * draws[2:] - 1.0) * (1.0 - sides)
-    x = centers[0, :, None] + sides[0, :, None] * _pixel_centres(batch.shape[3], batch.device)
-    y = centers[1, :, None] + sides[1, :, None] * _pixel_centres(batch.shape[2], batch.device)
+    x = centers[0, :, None] + sides[0, :, None] * _pixel_centers(batch.shape[3], batch.device)
+    y = centers[1, :, None] + sides[1, :, None] * _pixel_centers(batch.shape[2], batch.device)
     grid = torch.stack(
         [x[:, None, :].expand(-1, y.shape[1], -1), y[:, :, None].expand(-1, -1, x.shape[1])], dim=-1
     )
@@ -105,6 +105,6 @@ def crop(batch: Tensor, least: float, generator: torch.Generator | None = None) 
     return (out if batch.is_floating_point() else out.round()).to(batch.dtype)
 
 
-def _pixel_centres(count: int, device: torch.device) -> Tensor:
+def _pixel_centers(count: int, device: torch.device) -> Tensor:
     """The middles of `count` pixels over the range -1 to 1."""
     return (2.0 * torch.arange(count, device=device) + 1.0) / count - 1.0

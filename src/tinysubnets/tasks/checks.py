@@ -166,7 +166,7 @@ def _short(value: Any) -> str:
 
 
 def of_pictures(inputs: Any) -> Preprocessing | None:
-    """What was done to pictures of Pillow that are given as inputs; None where there are none."""
+    """The preprocessing of inputs that are pictures of Pillow; None for other inputs."""
     first = inputs
     if isinstance(inputs, DatasetInputs) and len(inputs):
         item = inputs.dataset[0]

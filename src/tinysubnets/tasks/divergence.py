@@ -1,7 +1,7 @@
 """Task similarity: small statistics of a task's inputs and the divergence between two tasks.
 
 A task is summed up by a diagonal Gaussian over pooled inputs or a histogram over hashed tokens. The
-divergence is the symmetrised Kullback-Leibler divergence, as a mean over dimensions, in units of
+divergence is the symmetrized Kullback-Leibler divergence, as a mean over dimensions, in units of
 what two samples of one task show by chance: about 1 means "as alike as one task is to itself".
 """
 
@@ -55,7 +55,7 @@ class InputStatistics:
 _SUMMARIES: MutableMapping[Tensor, dict[int, InputStatistics]] = WeakTensorKeyDictionary()
 
 
-def summarise(
+def summarize(
     samples: Tensor, *, tokens: bool, seed: int | Sequence[int | str] = 0
 ) -> InputStatistics:
     """The statistics of raw inputs [n, ...]; the path `seed` draws the random halves.
@@ -76,7 +76,7 @@ def summarise(
         ranks = seeds.uniform(len(features), *path, "half", i)
         order = torch.from_numpy(np.argsort(ranks, kind="stable"))
         one, other = features[order[:half]], features[order[half:]]
-        noise += _compare(_describe(one, kind), _describe(other, kind))
+        noise += float(_compare(_describe(one, kind), _describe(other, kind)))
     return InputStatistics(kind, *_describe(features, kind), noise / HALVINGS / 2, len(samples))
 
 
@@ -89,20 +89,15 @@ def statistics_of(memory: InputStatistics | Tensor, seed: int) -> InputStatistic
         return memory
     known = _SUMMARIES.setdefault(memory, {})
     if seed not in known:
-        known[seed] = summarise(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
+        known[seed] = summarize(memory, tokens=is_tokens(memory), seed=(seed, "halves"))
     return known[seed]
 
 
-def divergence(a: InputStatistics, b: InputStatistics) -> float:
-    """The divergence of two tasks in units of their noise floor; infinite where shapes differ."""
-    if a.kind != b.kind or a.mean.shape != b.mean.shape:
-        return inf
-    distance = _compare((a.mean, a.variance), (b.mean, b.variance))
-    return distance / max((a.floor + b.floor) / 2, 1e-12)
-
-
 def divergences(a: InputStatistics, others: Sequence[InputStatistics]) -> list[float]:
-    """The divergence of one task from each of the others, all of one shape at once."""
+    """The divergence of one task from each of the others, in units of their noise floors.
+
+    All of one shape are compared at once; infinite where shapes differ.
+    """
     out = [inf] * len(others)
     alike = [i for i, b in enumerate(others) if a.kind == b.kind and a.mean.shape == b.mean.shape]
     if not alike:
@@ -112,7 +107,7 @@ def divergences(a: InputStatistics, others: Sequence[InputStatistics]) -> list[f
     spread = torch.stack(variances) if a.variance is not None else None
     floors = torch.tensor([others[i].floor for i in alike], dtype=torch.float64)
     unit = ((a.floor + floors) / 2).clamp_min(1e-12)
-    found = _comparisons((a.mean, a.variance), (mean, spread)) / unit
+    found = _compare((a.mean, a.variance), (mean, spread)) / unit
     for i, value in zip(alike, found.tolist(), strict=True):
         out[i] = value
     return out
@@ -158,17 +153,13 @@ def _half(values: Tensor) -> Tensor:
     return values.clamp(-LARGEST_HALF, LARGEST_HALF).half().float()
 
 
-def _compare(a: Description, b: Description) -> float:
-    """The symmetrised Kullback-Leibler divergence, as a mean over dimensions.
+def _compare(a: Description, b: Description) -> Tensor:
+    """The symmetrized Kullback-Leibler divergence, as a mean over dimensions, float64 [...].
 
-    Variances are raised by a share of the dimension's and of the typical variance of both tasks:
-    a pixel that never changes must not decide alone, whatever the unit of the inputs.
+    Descriptions are [..., dimensions] and broadcast. Variances are raised by a share of the
+    dimension's and of the typical variance of both tasks: a pixel that never changes must not
+    decide alone, whatever the unit of the inputs.
     """
-    return float(_comparisons(a, b))
-
-
-def _comparisons(a: Description, b: Description) -> Tensor:
-    """What `_compare` gives, float64 [...], of descriptions [..., dimensions] that broadcast."""
     (p, v), (q, w) = ((m.double(), None if s is None else s.double()) for m, s in (a, b))
     if v is None or w is None:
         return ((p - q) * (p / q).log()).mean(-1) / 2

@@ -30,7 +30,6 @@ class Chunks(Protocol):
 
     def chunks(self, batch_size: int, limit: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of inputs and labels, of at most about `limit` samples in all."""
-        ...
 
 
 class DeviceLoader:
@@ -144,6 +143,7 @@ class DeviceLoader:
             yield self.resident[where], self.labels[where]
 
     def _streamed(self, positions: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """What `raw` gives of data that are not resident: a thread reads some batches ahead."""
         ready: queue.Queue[Tensor | BaseException] = queue.Queue(PREFETCH)
         stop = threading.Event()
 

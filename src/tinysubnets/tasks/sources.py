@@ -31,9 +31,8 @@ def labeled(
 ) -> tuple[Any, Any]:
     """Inputs and labels of a data set or loader; items of a data set stay where they are.
 
-    A loader stands for its data set, in whatever batches and order it gives them. Where it draws
-    its own choice of samples, or puts batches together in its own way, one pass of it is read into
-    memory.
+    Of a loader the data set is taken; its batches and their order do not matter. A loader with a
+    sampler or collate function of its own is read into memory, one pass of it.
 
     - `names`: what classes are called by number.
     - `own_names`: whether names that the data set brings itself come first.

@@ -45,7 +45,7 @@ from tinysubnets.tasks.sources import class_names, is_dataset, labeled
 # Fewer validation samples than this cannot tell which epoch is best, nor what a weight is worth.
 FEW_VALID = 60
 FITTED_AT_ONCE = 1 << 27  # values that a normalization is fitted to at once, in float64
-NormalisationRule = Literal["auto", "channel", "scalar"]
+NormalizationRule = Literal["auto", "channel", "scalar"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Task:
         valid: float | tuple[Any, Any] = 0.1,
         test: tuple[Any, Any] | None = None,
         seed: int = 0,
-        normalization: NormalisationRule | Normalization | None = "auto",
+        normalization: NormalizationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
         """A task from numpy or torch arrays.
@@ -146,10 +146,26 @@ class Task:
         check_text(name, "a task's name", MAX_NAME, controls=False)
         source = checked_inputs(name, inputs)
         numbers, classes = remapped_labels(name, labels, len(source))
-        task = _assemble(
-            cls, name, (source, numbers, classes), valid, test, seed, normalization, class_weights
+        if isinstance(valid, tuple):
+            train = Split(source, numbers)
+            valid_split = _other_split(name, "validation", valid, source, classes)
+        else:
+            train_index, valid_index = stratified(name, numbers, valid, seed)
+            train = Split(source, numbers[train_index], train_index)
+            valid_split = Split(source, numbers[valid_index], valid_index)
+        test_split = None if test is None else _other_split(name, "test", test, source, classes)
+        if not isinstance(normalization, Normalization):
+            normalization = fitted_normalization(name, train, normalization)
+        normalization = _fitting(name, train, normalization)
+        for other in (valid_split, test_split):
+            if other is not None and other.source is not source:
+                learned = train.inputs(slice(0, 1)).dtype
+                normalization.check_scale(name, other.inputs(slice(0, 10)), learned)
+        weights = _class_weights(name, class_weights, train.labels, len(classes))
+        preprocessing = of_pictures(inputs)
+        return cls(
+            name, classes, train, valid_split, test_split, normalization, weights, preprocessing
         )
-        return replace(task, preprocessing=of_pictures(inputs))
 
     @classmethod
     def from_datasets(
@@ -161,7 +177,7 @@ class Task:
         test: Any = None,
         classes: Sequence[str] | Literal["own"] | None = "own",
         seed: int = 0,
-        normalization: NormalisationRule | Normalization | None = "auto",
+        normalization: NormalizationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
         """A task from torch `Dataset`s of (input, label) pairs, or loaders of them.
@@ -186,13 +202,15 @@ class Task:
             except TaskError as error:
                 raise TaskError(f"task {name!r}: {error}") from None
 
-        inputs, labels = read(train)
-        source = checked_inputs(name, inputs)
-        numbers, found = remapped_labels(name, labels, len(source))
-        valid, test = (v if _is_plain(v) else read(v) for v in (valid, test))
-        data = (source, numbers, found)
-        task = _assemble(cls, name, data, valid, test, seed, normalization, class_weights)
-        return replace(task, preprocessing=of_pictures(inputs))
+        return cls.from_arrays(
+            name,
+            *read(train),
+            valid=valid if _is_plain(valid) else read(valid),
+            test=test if _is_plain(test) else read(test),
+            seed=seed,
+            normalization=normalization,
+            class_weights=class_weights,
+        )
 
     @classmethod
     def from_folder(
@@ -204,7 +222,7 @@ class Task:
         mode: Literal["RGB", "L"] | None = None,
         valid: float = 0.1,
         seed: int = 0,
-        normalization: NormalisationRule | Normalization | None = "auto",
+        normalization: NormalizationRule | Normalization | None = "auto",
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> Task:
         """A task from a folder of images: `folder/<class>/*.jpg`, or so in `train/` and `test/`.
@@ -237,12 +255,12 @@ class Task:
 
 
 def few_samples(task: Task) -> str:
-    """What is to be said of a task with too few validation samples to choose by, or nothing."""
+    """A warning for a task with too few validation samples to choose by; empty for others."""
     return few_told({task.name: (len(task.train), len(task.valid))})
 
 
 def few_told(sizes: Mapping[str, tuple[int, int]]) -> str:
-    """The same of several tasks in one sentence.
+    """The same for several tasks, in one sentence.
 
     - `sizes`: by names of tasks, how many samples train and validate.
     """
@@ -268,37 +286,6 @@ def few_told(sizes: Mapping[str, tuple[int, int]]) -> str:
 def _is_plain(data: Any) -> bool:
     """Whether validation or test data are a share, arrays or nothing, not a data set."""
     return isinstance(data, tuple) or not (is_dataset(data) or hasattr(data, "__getitem__"))
-
-
-def _assemble(
-    cls: type[Task],
-    name: str,
-    data: tuple[Inputs, Tensor, tuple[Label, ...]],
-    valid: Any,
-    test: Any,
-    seed: int,
-    normalization: Any,
-    class_weights: Any,
-) -> Task:
-    """The task from checked training data: split, normalized, weighted, with its test data."""
-    source, numbers, classes = data
-    if isinstance(valid, tuple):
-        train = Split(source, numbers)
-        valid_split = _other_split(name, "validation", valid, source, classes)
-    else:
-        train_index, valid_index = stratified(name, numbers, valid, seed)
-        train = Split(source, numbers[train_index], train_index)
-        valid_split = Split(source, numbers[valid_index], valid_index)
-    test_split = None if test is None else _other_split(name, "test", test, source, classes)
-    if not isinstance(normalization, Normalization):
-        normalization = fitted_normalization(name, train, normalization)
-    normalization = _fitting(name, train, normalization)
-    for other in (valid_split, test_split):
-        if other is not None and other.source is not source:
-            learned = train.inputs(slice(0, 1)).dtype
-            normalization.check_scale(name, other.inputs(slice(0, 10)), learned)
-    weights = _class_weights(name, class_weights, train.labels, len(classes))
-    return cls(name, classes, train, valid_split, test_split, normalization, weights)
 
 
 def _other_split(

@@ -30,9 +30,11 @@ def capturing(
 ) -> Iterator[torch.cuda.CUDAGraph]:
     """A graph of what is launched inside, while the garbage collector rests.
 
-    A dead graph that it happened to free meanwhile would spoil the capture. The graph shares the
-    memory of another one, where given: to get memory from the driver takes milliseconds.
-    `generator` is what the graph draws from beside the device's own.
+    If the collector freed another graph meanwhile, the capture would fail.
+
+    - `like`: a graph whose memory the new one shares: to get memory from the driver takes
+      milliseconds.
+    - `generator`: what the graph draws from beside the device's own generator.
     """
     graph, was_enabled = torch.cuda.CUDAGraph(), gc.isenabled()
     if generator is not None:
@@ -109,8 +111,8 @@ class CapturedStep:
     def update_codebooks_(self, step: int) -> None:
         """Fit the codebooks anew before a step, by a graph where there is one.
 
-        First from nothing, then from the last ones: the first update has other launches than all
-        later ones; so the second is the first that can be captured.
+        The first update begins from nothing, all later ones from the last centroids, by other
+        kernels. So the second update is the first that can be captured.
         """
         module = self.training.unwrapped
         if not isinstance(module, TaskModule) or not module.has_codebooks:
@@ -137,8 +139,8 @@ class CapturedStep:
     def _capture(self) -> None:
         """Warm up on a side stream, put everything back as it was, and capture.
 
-        What was waits on the host: a second copy on the device would be the peak of its memory.
-        Moments that are still zero are not even copied.
+        The state before the warm-up is kept on the host: a second copy on the device would be the
+        peak of its memory. Tensors that are all zero are not copied.
         """
         noise = self.training.rank_noise
         before = {id(t): t.detach().cpu() for t in self._state() if bool(t.any())}

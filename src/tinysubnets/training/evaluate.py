@@ -88,7 +88,6 @@ def check_finite(
     tensors: Mapping[str, Tensor],
     loader: DeviceLoader,
     task: str,
-    batch_size: int = EVAL_BATCH,
 ) -> None:
     """Refuse to keep a task whose network gives logits that are no finite numbers.
 
@@ -96,7 +95,7 @@ def check_finite(
     - `loader`: the task's validation data.
     """
     bad = torch.zeros((), dtype=torch.int64, device=loader.device)
-    for inputs, _ in loader.chunks(batch_size):
+    for inputs, _ in loader.chunks(EVAL_BATCH):
         with arithmetic("float32", deterministic=True):
             logits = architecture(tensors, inputs)
         bad += (~logits.isfinite()).any(1).sum()

@@ -1,4 +1,4 @@
-"""What reaches a network's head, computed once: where all before it is frozen, it never changes."""
+"""Features: what reaches a network's head. Where all before the head is frozen, computed once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FEATURE_BYTES = 1 << 30  # of a task's training and validation samples; more are
 def feature_task(
     architecture: Architecture, tensors: Mapping[str, Tensor], task: Task, device: torch.device
 ) -> Task | None:
-    """A task whose inputs are what the given one's are when they reach the head.
+    """The same task with features as its inputs, to train the head alone.
 
-    None where that cannot be kept: the head is called otherwise than once with one tensor, its
-    output is not the network's, or there is too much of it.
+    None where that cannot be: the head is not called exactly once with one tensor, its output is
+    not the network's output, or the features take more than `FEATURE_BYTES`.
 
     - `tensors`: all those of the network, on the device.
     """

@@ -28,7 +28,7 @@ from tinysubnets.training.evaluate import (
     evaluate,
     recalibrate_batchnorm,
 )
-from tinysubnets.training.optim import can_fuse, fused_update, make_optimizer
+from tinysubnets.training.optim import fused_update, make_optimizer
 from tinysubnets.training.precision import arithmetic, seeded
 from tinysubnets.training.settings import TrainingSettings
 
@@ -294,8 +294,7 @@ class Training:
 
     def use_fused_update_(self) -> None:
         """Update long vectors by a kernel of our own from now on, where there is one."""
-        if can_fuse(self.optimizer):
-            self._update = fused_update(self.optimizer)
+        self._update = fused_update(self.optimizer) or self._update
 
     def validate(self) -> EvalResult:
         """Accuracy and loss on validation data of the network as it stands."""

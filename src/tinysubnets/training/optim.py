@@ -159,39 +159,26 @@ def make_optimizer(
     return make(rows, **kind.arguments(settings, device))
 
 
-def can_fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `fused_update` knows the optimizer and Triton is installed for its kernel."""
-    kind = _kind_of(optimizer)
-    if kind is None or kind.kernel is None or find_spec("triton") is None:
-        return False
-    return not any(g.get(name) for name in kind.unsupported for g in optimizer.param_groups)
-
-
-def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """`optimizer.step()` with a kernel of our own for long vectors.
+def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
+    """`optimizer.step()` with a kernel of our own for long vectors; None where there is no kernel.
 
     Torch's fused optimizers give each 65,536 values to one block of threads, so that a vector of
-    a hundred thousand keeps two of a GPU's many processors busy.
+    a hundred thousand keeps two of a GPU's many processors busy. There is no kernel without Triton,
+    for other optimizers, and for the options that a kernel does not know.
     """
-    kind = _kind_of(optimizer)
-    if kind is None or kind.kernel is None or kind.initial_state is None:
-        known = ", ".join(k.torch_class.__name__ for k in OPTIMIZERS.values() if k.kernel)
-        raise SettingError(
-            f"there is no fused update for {type(optimizer).__name__}; there is one for {known}. "
-            "Call optimizer.step() instead."
-        )
-    for name in kind.unsupported:
-        if any(group.get(name) for group in optimizer.param_groups):
-            raise SettingError(
-                f"the fused update of {type(optimizer).__name__} does not know {name}; leave it "
-                "off, or call optimizer.step() instead."
-            )
+    # Exactly these classes: a subclass, as AdamW is of Adam, may update otherwise.
+    kinds = [k for k in OPTIMIZERS.values() if type(optimizer) in (k.torch_class, k.made)]
+    if not kinds or kinds[0].kernel is None or find_spec("triton") is None:
+        return None
+    kind = kinds[0]
+    if any(group.get(name) for name in kind.unsupported for group in optimizer.param_groups):
+        return None
     from tinysubnets import kernels
 
-    kernel = getattr(kernels, kind.kernel)
+    kernel = getattr(kernels, str(kind.kernel))
     long = [(p, g) for g in optimizer.param_groups for p in g["params"] if p.numel() >= LONG]
     for parameter, _ in long:
-        if not optimizer.state[parameter]:
+        if not optimizer.state[parameter] and kind.initial_state is not None:
             optimizer.state[parameter] = kind.initial_state(parameter)
     groups = [
         g | {"params": [p for p in g["params"] if p.numel() < LONG]} for g in optimizer.param_groups
@@ -209,9 +196,3 @@ def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
             kernel(parameter, optimizer.state[parameter], group)
 
     return update
-
-
-def _kind_of(optimizer: torch.optim.Optimizer) -> OptimizerKind | None:
-    """The entry of exactly this class: a subclass, as AdamW is of Adam, may update otherwise."""
-    kinds = [k for k in OPTIMIZERS.values() if type(optimizer) in (k.torch_class, k.made)]
-    return kinds[0] if kinds else None

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tinysubnets.errors import SettingError
+from tinysubnets.errors import check_setting
 from tinysubnets.tasks.augment import Augmentation
 
 
@@ -63,34 +63,18 @@ class TrainingSettings:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("codebook_updates_per_epoch", 1)):
-            if getattr(self, name) < least:
-                raise SettingError(
-                    f"training.{name} = {getattr(self, name)} is not allowed; "
-                    f"give an integer of at least {least}."
-                )
-        if self.micro_batch is not None and self.micro_batch < 1:
-            raise SettingError(
-                f"training.micro_batch = {self.micro_batch} is not allowed; give an integer of at "
-                "least 1."
-            )
-        if not 0 < self.lr < math.inf:
-            raise SettingError(f"training.lr = {self.lr} is not allowed; give more than 0.")
-        if not 0 < self.min_lr <= self.lr:
-            raise SettingError(
-                f"training.min_lr = {self.min_lr} is not allowed; give more than 0, at most lr "
-                f"(now {self.lr:g})."
-            )
-        for name, limit in (
-            ("momentum", 1),
-            ("warmup_epochs", math.inf),
-            ("weight_decay", math.inf),
-            ("score_lr", math.inf),
-            ("score_eps", math.inf),
-        ):
+        micro, lr, min_lr = self.micro_batch, self.lr, self.min_lr
+        for name in ("epochs", "batch_size", "codebook_updates_per_epoch"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < limit:
-                raise SettingError(
-                    f"training.{name} = {value} is not allowed; give a number of at least 0"
-                    + (f", below {limit}." if limit == 1 else ".")
-                )
+            check_setting(f"training.{name}", value, value >= 1, "an integer of at least 1")
+        is_fine = micro is None or micro >= 1
+        check_setting("training.micro_batch", micro, is_fine, "an integer of at least 1")
+        check_setting("training.lr", lr, 0 < lr < math.inf, "more than 0")
+        allowed = f"more than 0, at most lr (now {lr:g})"
+        check_setting("training.min_lr", min_lr, 0 < min_lr <= lr, allowed)
+        is_fine, allowed = 0 <= self.momentum < 1, "a number of at least 0, below 1"
+        check_setting("training.momentum", self.momentum, is_fine, allowed)
+        for name in ("warmup_epochs", "weight_decay", "score_lr", "score_eps"):
+            value = getattr(self, name)
+            is_fine = value is None or 0 <= value < math.inf
+            check_setting(f"training.{name}", value, is_fine, "a number of at least 0")
