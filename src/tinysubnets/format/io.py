@@ -324,7 +324,7 @@ class Contents:
         store.next_number, store.base = self.manifest.next_number, self._base_for(store)
         for bank in store.banks:
             bank.layout = store.layout
-        store._forget()  # a store at work may have had others of the same numbers
+        store.drop_caches_()  # a store at work may have had others of the same numbers
 
     def _base_for(self, store: SubnetStore) -> Base | None:
         """The base, with values that the store has already where the file has none."""
