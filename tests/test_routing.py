@@ -243,6 +243,32 @@ def test_no_task_is_decoded_twice_in_a_call(monkeypatch: pytest.MonkeyPatch) -> 
     assert not decoded
 
 
+def test_a_device_is_waited_for_once_a_task_not_once_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, _, _ = mixed()
+    store = copy.deepcopy(learned().store)
+    expected = store.logits("p0", inputs, batch_size=50), store.route(inputs, batch_size=50).scores
+    waits: list[int] = []
+    cpu = Tensor.cpu
+
+    def counted(self: Tensor) -> Tensor:
+        waits.append(self.numel())
+        return cpu(self)
+
+    monkeypatch.setattr(Tensor, "cpu", counted)
+    num_batches = -(-len(inputs) // 50)
+    assert num_batches > 16
+    logits = store.logits("p0", inputs, batch_size=50)
+    assert len(waits) == -(-num_batches // 16)
+    assert torch.equal(logits, expected[0])
+    waits.clear()
+    scores = store.route(inputs, batch_size=50).scores
+    # One for each of three tasks, and one for the part of each batch that needs no network.
+    assert len(waits) <= 3 + num_batches
+    assert np.array_equal(scores, expected[1])
+
+
 def test_few_inputs_of_a_stream_wait_however_much_stays_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -63,6 +63,7 @@ BATCH = 500  # samples in a pass
 # Of streamed inputs that all tasks see before more are read: they wait in the host's memory,
 # whatever the device has for decoded tasks.
 CHUNK_BYTES = 48 << 20
+COPIED_BYTES = 96 << 20  # of raw inputs that are brought to the device in one piece
 MAX_DIMS = 256
 
 
@@ -534,25 +535,39 @@ class Router:
         asked = torch.ones(size, count, dtype=torch.bool)
         by_networks = [n for n in parts if n not in COMMON]
 
+        waiting: list[tuple[int, Tensor, Tensor]] = []  # columns, rows, and what is on the device
+
         def note(column: int, rows: Tensor, told: Told) -> None:
             record = self.records[column] if self.records else None
             numbers = [network_part(name, record, told) for name in by_networks]
             if with_answers:
                 chance = told.logits.softmax(1).max(1)
                 numbers += [chance.values, chance.indices]
-            # In one piece: each way from a GPU waits for all that was launched.
-            found = torch.stack([n.to(probability.dtype) for n in numbers]).cpu()
-            if shortlist is not None:
-                wanted = asked[rows, column]
-                rows, found = rows[wanted], found[:, wanted]
-            for name, values in zip(by_networks, found, strict=False):
-                parts[name][rows, column] = values
-            if with_answers:
-                probability[rows, column], answers[rows, column] = found[-2], found[-1].long()
+            waiting.append((column, rows, torch.stack([n.to(probability.dtype) for n in numbers])))
+            if len(waiting) >= len(chunk):  # those of one task, or as many
+                bring()
+
+        def bring() -> None:
+            """All in one piece: each way from a GPU waits for all that was launched."""
+            if not waiting:
+                return
+            pieces = torch.cat([found for _, _, found in waiting], 1).cpu()
+            split = pieces.split([len(rows) for _, rows, _ in waiting], 1)
+            for (column, rows, _), found in zip(waiting, split, strict=True):
+                if shortlist is not None:
+                    wanted = asked[rows, column]
+                    rows, found = rows[wanted], found[:, wanted]
+                for name, values in zip(by_networks, found, strict=False):
+                    parts[name][rows, column] = values
+                if with_answers:
+                    probability[rows, column], answers[rows, column] = found[-2], found[-1].long()
+            waiting.clear()
 
         networks = list(range(count)) if by_networks or with_answers else []
         heads = self._heads(networks)
         base = self._base_pass(heads)
+        if sum(raw.nbytes for raw in chunk) <= COPIED_BYTES:  # one copy serves all tasks
+            chunk = [raw.to(self.store.device) for raw in chunk]
         placed = list(zip(torch.arange(size).split([*map(len, chunk)]), chunk, strict=True))
         for rows, raw in placed:
             for name in self.common:
@@ -569,6 +584,7 @@ class Router:
         for columns, rows, found in self._outputs(placed, asked, others):
             for column, told in zip(columns, found, strict=True):
                 note(column, rows, told)
+        bring()
         self._last = None
         return Claims(parts, answers, probability)
 

@@ -34,7 +34,7 @@ from tinysubnets.model.mask_references import (
     is_by_matrix,
 )
 from tinysubnets.model.removal import Removal, remove_, union
-from tinysubnets.model.routing import Prediction, Record, Routing, route
+from tinysubnets.model.routing import COPIED_BYTES, Prediction, Record, Routing, route
 from tinysubnets.model.routing import predict as predict_routed
 from tinysubnets.model.size import Ledger
 from tinysubnets.model.subnet import (
@@ -51,7 +51,7 @@ from tinysubnets.model.subnet import (
 )
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.layout import Layout
-from tinysubnets.tasks.checks import MAX_NAME, check_text, task_and_inputs
+from tinysubnets.tasks.checks import MAX_NAME, as_tensor, check_text, task_and_inputs
 from tinysubnets.tasks.normalization import Normalization
 from tinysubnets.tasks.rotations import joined_logits, turned
 from tinysubnets.tasks.sources import batches
@@ -59,6 +59,7 @@ from tinysubnets.tasks.task import Task
 from tinysubnets.training.precision import arithmetic
 
 DEFAULT_BATCH = 500
+MAX_WAITING = 16  # batches of logits that stay on the device until they are brought here
 MAX_DECODED = 128  # tasks that stay decoded for their next use
 DECODED_BYTES = 48 << 20  # within what a reader may take beside the model, FORMAT.md
 DECODED_BYTES_GPU = 1 << 30  # to decode a task and bring it there takes longer than its pass
@@ -444,15 +445,22 @@ class SubnetStore:
         self, subnet: Subnet, inputs: Any, batch_size: int, *, check_scale: bool = False
     ) -> Tensor:
         """Logits batch by batch; `check_scale` also refuses pixels that were scaled already."""
-        task, tensors, parts = subnet.name, self.tensors(subnet.name), []
+        task, tensors = subnet.name, self.tensors(subnet.name)
+        parts: list[Tensor] = []
+        waiting: list[Tensor] = []  # on the device: each way from it waits for all that it was told
         try:
-            for raw in batches(inputs, batch_size, subnet.pixels):
+            for raw in batches(self.nearby(inputs), batch_size, subnet.pixels):
                 subnet.check_inputs(raw)
-                parts.append(self.task_logits(subnet, tensors, raw).cpu())
+                waiting.append(self.task_logits(subnet, tensors, raw))
                 if check_scale:
                     subnet.check_scale(raw)
+                if len(waiting) == MAX_WAITING:
+                    parts.append(torch.cat(waiting).cpu())
+                    waiting.clear()
         except TypeError as error:
             raise TaskError(f"task {task!r} takes arrays or tensors of numbers: {error}") from error
+        if waiting:
+            parts.append(torch.cat(waiting).cpu())
         return torch.cat(parts) if parts else torch.empty(0, len(subnet.classes))
 
     def task_logits(self, subnet: Subnet, tensors: Mapping[str, Tensor], raw: Tensor) -> Tensor:
@@ -489,6 +497,15 @@ class SubnetStore:
         if affine is None:
             affine = self._affine[normalization] = normalization.tensors(self.device)
         return normalization.apply(raw.to(self.device), *affine)
+
+    def nearby(self, inputs: Any) -> Any:
+        """Raw inputs on the store's device where they are one small tensor, else as they are.
+
+        One copy then serves all batches and tasks; each of its own would wait for the device.
+        """
+        if isinstance(inputs, Tensor) and as_tensor(inputs).nbytes <= COPIED_BYTES:
+            return inputs.to(self.device)
+        return inputs
 
     def _answers(self, task: str, inputs: Any) -> Tensor:
         """Logits for predictions: inputs in another scale, and logits that are NaN, are errors."""
