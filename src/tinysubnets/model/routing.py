@@ -8,7 +8,8 @@ inputs look so:
 
 - energy: log Σ exp(logits) of the task's network, standardized by its own validation data;
 - inputs: the density of the raw input, by a Gaussian over a seeded projection to few dimensions
-  that all tasks share, so that one product serves all of them;
+  that all tasks share, so that one product serves all of them; if wanted with a mean and deviations
+  for each class;
 - base: where tasks have a pretrained base, the same of what its head would see, with a mean for
   each class; one pass of the base serves all tasks;
 - features: the same of what the task's own head sees; standardized;
@@ -57,8 +58,10 @@ CALIBRATION_SAMPLES, CALIBRATION_TASKS = 1000, 8  # what weights are fitted to, 
 PRIOR = 0.01  # how strongly fitted weights are held, in nats per squared logarithm
 SHRINKAGE = 0.02  # of a covariance, to the mean of its variances
 STEP = 2.0**-5  # that logarithms and means, in deviations, are rounded to
+CLASS_STEP = 2.0**-3  # the same where they are many: those of classes
 ROW_STEPS = 4  # at least so many to the typical entry below a whitening matrix's diagonal
 BITS = 5  # of class means
+SPREAD_SAMPLES = 10  # so many samples speak against a class that spreads unlike the others
 BATCH = 500  # samples in a pass
 # Of streamed inputs that all tasks see before more are read: they wait in the host's memory,
 # whatever the device has for decoded tasks.
@@ -73,6 +76,8 @@ class RoutingSettings:
     - `parts`: what scores are made of, of "energy", "inputs", "base" (with a pretrained base),
       "features" and "rotation" (where rotations are learned); empty keeps nothing.
     - `dims`: the dimensions of the projections of inputs and features: bytes grow with its square.
+    - `per_class`: whether the density of inputs has a mean and deviations for each class: two more
+      numbers per class and dimension.
     - `calibrate`: whether the weights of the parts are fitted to the task's validation data against
       the scores that earlier tasks have for them.
     - `unknown_share`: the share of a task's own inputs that may be taken for unknown ones.
@@ -87,6 +92,7 @@ class RoutingSettings:
         "inputs",
     )
     dims: int = 24
+    per_class: bool = False
     calibrate: bool = True
     unknown_share: float = 0.05
     rotations: Literal["none", "one-pass", "four-pass"] = "none"
@@ -198,20 +204,28 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal distributions with one covariance, in whitened coordinates.
+    """Normal distributions, in the coordinates in which the covariance they share is white.
 
     - `whiten`: lower-triangular [d, d]; it takes points to coordinates of variance 1.
     - `means`: [classes, d], there.
     - `level`: the logarithm of the density at a mean, less a constant: that of its determinant.
+    - `spreads`: logarithms of the deviations of each class there, [classes, d]; None where all
+      of them are 1.
     """
 
     whiten: Tensor
     means: Tensor
     level: float
+    spreads: Tensor | None = None
 
     @classmethod
-    def fit(cls, points: Tensor, groups: Tensor, num_groups: int) -> Gaussian:
-        """The means of points [n, d] by group [n], and the covariance around them."""
+    def fit(
+        cls, points: Tensor, groups: Tensor, num_groups: int, *, spreads: bool = False
+    ) -> Gaussian:
+        """The means of points [n, d] by group [n], and the covariance around them.
+
+        - `spreads`: whether each group has deviations of its own.
+        """
         points, dims = points.double().cpu(), points.shape[1]
         counts = torch.zeros(num_groups, dtype=torch.float64)
         counts.index_add_(0, groups, torch.ones(len(groups), dtype=torch.float64))
@@ -224,7 +238,12 @@ class Gaussian:
         covariance += (SHRINKAGE * variance + 1e-30) * torch.eye(dims, dtype=torch.float64)
         whiten = torch.linalg.inv(torch.linalg.cholesky(covariance))
         level = float(whiten.diagonal().log().sum())
-        return cls(whiten.float(), (means @ whiten.T).float(), level)
+        found = cls(whiten.float(), (means @ whiten.T).float(), level)
+        if not spreads:
+            return found
+        squares = torch.zeros_like(means).index_add_(0, groups, (rest @ whiten.T).square())
+        variances = (squares + SPREAD_SAMPLES) / (counts[:, None] + SPREAD_SAMPLES)
+        return replace(found, spreads=(variances.log() / 2).float())
 
     @property
     def dims(self) -> int:
@@ -236,26 +255,43 @@ class Gaussian:
         return (self.whiten / self.whiten.diagonal()[:, None])[_below(self.dims)]
 
     @classmethod
-    def of(cls, logs: Tensor, rows: Tensor | None, means: Tensor) -> Gaussian | None:
-        """The Gaussian from logarithms of its diagonal, `rows()` and means; None if none is."""
+    def of(
+        cls, logs: Tensor, rows: Tensor | None, means: Tensor, spreads: Tensor | None = None
+    ) -> Gaussian | None:
+        """The Gaussian from logarithms of its diagonal, `rows()` and means; None if none is.
+
+        - `spreads`: as many as there are means, where classes have deviations of their own.
+        """
         dims, below = len(logs), torch.zeros(0) if rows is None else rows
         fits = 1 <= dims <= MAX_DIMS and len(below) == dims * (dims - 1) // 2
         if not fits or not len(means) or len(means) % dims:
             return None
+        if spreads is not None:
+            if len(spreads) != len(means):
+                return None
+            spreads = spreads.reshape(-1, dims)
         matrix = torch.eye(dims)
         matrix[_below(dims)] = below
         level = float(logs.double().sum())
-        return cls(logs.exp()[:, None] * matrix, means.reshape(-1, dims), level)
+        return cls(logs.exp()[:, None] * matrix, means.reshape(-1, dims), level, spreads)
 
     def to(self, device: torch.device) -> Gaussian:
         """The same on a device."""
-        return replace(self, whiten=self.whiten.to(device), means=self.means.to(device))
+        spreads = None if self.spreads is None else self.spreads.to(device)
+        means = self.means.to(device)
+        return replace(self, whiten=self.whiten.to(device), means=means, spreads=spreads)
 
     def log_density(self, points: Tensor) -> Tensor:
-        """The logarithm of the density of points [n, d] at the nearest mean, less a constant."""
+        """The logarithm of the density of points [n, d], less a constant.
+
+        It is that of one class, the one under which it is largest.
+        """
         white = points @ self.whiten.T
-        squares = (white[:, None] - self.means).square().sum(2).amin(1)  # [n, classes] -> [n]
-        return self.level - squares / 2
+        rest = white[:, None] - self.means  # [n, classes, d]
+        if self.spreads is None:
+            return self.level - rest.square().sum(2).amin(1) / 2  # at the nearest mean
+        squares = (rest * (-self.spreads).exp()).square().sum(2)
+        return self.level - (squares / 2 + self.spreads.sum(1)).amin(1)
 
 
 @dataclass(frozen=True)
@@ -273,7 +309,8 @@ class Record:
     - "energy", "features", "rotation": weight, mean and deviation;
     - "inputs", "base": weight;
     - "inputs.diagonal" and so on, for each density: logarithms of the whitening matrix's diagonal,
-      for "inputs" with the mean behind them;
+      for "inputs" with the mean behind them, or with the classes' means and then the logarithms of
+      their deviations;
     - "inputs.rows" and so on: `Gaussian.rows()`;
     - "base.means", "features.means": the classes' means.
     """
@@ -298,9 +335,13 @@ class Record:
                 continue
             logs = vectors.get(f"{part}.diagonal", torch.zeros(0))
             means = vectors.get(f"{part}.means", torch.zeros(0))
+            rows, spreads = vectors.get(f"{part}.rows"), None
             if part == "inputs":
-                logs, means = logs.tensor_split(2)
-            found = Gaussian.of(logs, vectors.get(f"{part}.rows"), means)
+                dims = _dims(rows)
+                logs, means = logs[:dims], logs[dims:]
+                if len(means) > dims:
+                    means, spreads = means.tensor_split(2)
+            found = Gaussian.of(logs, rows, means, spreads)
             if found is None:
                 return None
             gaussians[part] = found
@@ -319,12 +360,16 @@ class Record:
             gaussian = self.gaussians.get(part)
             if gaussian is None:
                 continue
-            diagonal = gaussian.whiten.diagonal().log()
-            if part == "inputs":
-                diagonal = torch.cat([diagonal, gaussian.means.flatten()])
+            diagonal = _in_steps(gaussian.whiten.diagonal().log(), STEP)
+            means, spreads = gaussian.means.flatten(), gaussian.spreads
+            if part != "inputs":
+                out[f"{part}.means"] = code(means, BITS).decode()
+            elif spreads is None:
+                diagonal = torch.cat([diagonal, _in_steps(means, STEP)])
             else:
-                out[f"{part}.means"] = code(gaussian.means.flatten(), BITS).decode()
-            out[f"{part}.diagonal"] = _in_steps(diagonal, STEP)
+                behind = torch.cat([means, spreads.flatten()])
+                diagonal = torch.cat([diagonal, _in_steps(behind, CLASS_STEP)])
+            out[f"{part}.diagonal"] = diagonal
             if gaussian.dims > 1:
                 rows = gaussian.rows()
                 typical = float(rows.double().square().mean().sqrt())
@@ -348,6 +393,11 @@ def _below(dims: int) -> tuple[Tensor, Tensor]:
     """Where a square matrix stands below its diagonal, row by row."""
     rows, columns = torch.tril_indices(dims, dims, -1)
     return rows, columns
+
+
+def _dims(rows: Tensor | None) -> int:
+    """The dimensions of a matrix that has so many values below its diagonal."""
+    return 1 if rows is None else (1 + math.isqrt(1 + 8 * len(rows))) // 2
 
 
 def _in_steps(values: Tensor, step: float) -> Tensor:
@@ -1069,7 +1119,7 @@ def routing_of(store: SubnetStore, task: Task, settings: RoutingSettings) -> dic
         {p: PARTS[p] for p in wanted},
         {p: (0.0, 1.0) for p in wanted if p not in COMMON},
         gaussians={
-            p: _gaussian(store, subnet, task, p, settings.dims) for p in wanted if p in DENSITIES
+            p: _gaussian(store, subnet, task, p, settings) for p in wanted if p in DENSITIES
         },
     ).rounded()
     own = _claims(store, [replace(subnet, routing=record.vectors())], raw)
@@ -1105,8 +1155,11 @@ def _places(split: Split, count: int) -> Tensor:
     return torch.arange(min(count, len(split))) * len(split) // min(count, len(split))
 
 
-def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: int) -> Gaussian:
+def _gaussian(
+    store: SubnetStore, subnet: Subnet, task: Task, part: str, settings: RoutingSettings
+) -> Gaussian:
     """The Gaussian of a task's training inputs, or of its features or the base's."""
+    dims = settings.dims
     places, num = _places(task.train, FIT_SAMPLES), task.num_classes
     labels, points = task.train.labels[places], []
     tensors = store.tensors(subnet.name)
@@ -1120,9 +1173,13 @@ def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: i
             else:
                 outputs = store.outputs(subnet, tensors, raw)
                 points.append(told_by(subnet, [outputs]).features.cpu())
-    if part == "inputs":  # classes of inputs overlap: one mean is as good
+    spreads = part == "inputs" and settings.per_class
+    if spreads:  # of classes that occur
+        labels = labels.unique(return_inverse=True)[1]
+        num = int(labels.max()) + 1
+    elif part == "inputs":  # classes of inputs overlap: one mean is nearly as good
         labels, num = torch.zeros_like(labels), 1
-    return Gaussian.fit(torch.cat(points), labels, num)
+    return Gaussian.fit(torch.cat(points), labels, num, spreads=spreads)
 
 
 def _claims(store: SubnetStore, subnets: Sequence[Subnet], raw: Tensor) -> Claims:
