@@ -174,7 +174,7 @@ def find_five_datasets() -> Iterator[Job]:
     The network is small and its training short: accuracy is not the question here.
     """
     small = ("training.batch_size=128", "training.epochs=3", "training.precision=float32")
-    found = ("routing.dims=96", "routing.per_class=true")
+    found = ("routing.dims=64", "routing.frequencies=8", "routing.per_class=true")
     settings = (*_FIVE_SET, *_ours(8, 0.2, 0.2, *small, *found))
     yield from _seeds("find-five-datasets", "tsn-w8-d0.2", _SMALL, "tsn", (0,), settings, 3600)
 

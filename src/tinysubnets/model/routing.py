@@ -9,7 +9,7 @@ inputs look so:
 - energy: log Σ exp(logits) of the task's network, standardized by its own validation data;
 - inputs: the density of the raw input, by a Gaussian over a seeded projection to few dimensions
   that all tasks share, so that one product serves all of them; if wanted with a mean and deviations
-  for each class;
+  for each class, and the lowest frequencies of images among the dimensions;
 - base: where tasks have a pretrained base, the same of what its head would see, with a mean for
   each class; one pass of the base serves all tasks;
 - features: the same of what the task's own head sees; standardized;
@@ -76,6 +76,8 @@ class RoutingSettings:
     - `parts`: what scores are made of, of "energy", "inputs", "base" (with a pretrained base),
       "features" and "rotation" (where rotations are learned); empty keeps nothing.
     - `dims`: the dimensions of the projections of inputs and features: bytes grow with its square.
+    - `frequencies`: so many dimensions of inputs are the lowest frequencies where they are images,
+      the others of the projection.
     - `per_class`: whether the density of inputs has a mean and deviations for each class: two more
       numbers per class and dimension.
     - `calibrate`: whether the weights of the parts are fitted to the task's validation data against
@@ -92,6 +94,7 @@ class RoutingSettings:
         "inputs",
     )
     dims: int = 24
+    frequencies: int = 0
     per_class: bool = False
     calibrate: bool = True
     unknown_share: float = 0.05
@@ -103,6 +106,11 @@ class RoutingSettings:
         if not 1 <= self.dims <= MAX_DIMS:
             raise SettingError(
                 f"routing.dims = {self.dims!r} is not allowed; give 1 to {MAX_DIMS}."
+            )
+        if not 0 <= self.frequencies <= self.dims:
+            raise SettingError(
+                f"routing.frequencies = {self.frequencies!r} is not allowed; give 0 to "
+                f"{self.dims}, which is routing.dims."
             )
         if not 0 <= self.unknown_share < 1:
             raise SettingError(
@@ -211,12 +219,14 @@ class Gaussian:
     - `level`: the logarithm of the density at a mean, less a constant: that of its determinant.
     - `spreads`: logarithms of the deviations of each class there, [classes, d]; None where all
       of them are 1.
+    - `frequencies`: how many of the first coordinates are lowest frequencies of an image.
     """
 
     whiten: Tensor
     means: Tensor
     level: float
     spreads: Tensor | None = None
+    frequencies: int = 0
 
     @classmethod
     def fit(
@@ -307,7 +317,7 @@ class Record:
 
     - "score": the three numbers;
     - "energy", "features", "rotation": weight, mean and deviation;
-    - "inputs", "base": weight;
+    - "base": weight; "inputs": weight, and the number of frequencies where there are any;
     - "inputs.diagonal" and so on, for each density: logarithms of the whitening matrix's diagonal,
       for "inputs" with the mean behind them, or with the classes' means and then the logarithms of
       their deviations;
@@ -329,7 +339,8 @@ class Record:
             return None
         gaussians = {}
         for part, head in heads.items():
-            if len(head) != (1 if part in COMMON else 3):  # the weight, and a spread
+            size = 1 if part in COMMON else 3  # the weight, and a spread
+            if len(head) not in ((1, 2) if part == "inputs" else (size,)):
                 return None
             if part not in DENSITIES:
                 continue
@@ -344,6 +355,10 @@ class Record:
             found = Gaussian.of(logs, rows, means, spreads)
             if found is None:
                 return None
+            if part == "inputs" and len(head) == 2:
+                if float(head[1]) not in range(found.dims + 1):
+                    return None
+                found = replace(found, frequencies=int(head[1]))
             gaussians[part] = found
         return cls(
             {p: float(v[0]) for p, v in heads.items()},
@@ -356,8 +371,11 @@ class Record:
         """The vectors, rounded as they are stored."""
         out = {"score": _halves(self.score)}
         for part, weight in self.weights.items():
-            out[part] = _halves([weight, *self.spreads.get(part, ())])
             gaussian = self.gaussians.get(part)
+            behind = list(self.spreads.get(part, ()))
+            if gaussian is not None and gaussian.frequencies:
+                behind.append(gaussian.frequencies)
+            out[part] = _halves([weight, *behind])
             if gaussian is None:
                 continue
             diagonal = _in_steps(gaussian.whiten.diagonal().log(), STEP)
@@ -367,8 +385,8 @@ class Record:
             elif spreads is None:
                 diagonal = torch.cat([diagonal, _in_steps(means, STEP)])
             else:
-                behind = torch.cat([means, spreads.flatten()])
-                diagonal = torch.cat([diagonal, _in_steps(behind, CLASS_STEP)])
+                classes = torch.cat([means, spreads.flatten()])
+                diagonal = torch.cat([diagonal, _in_steps(classes, CLASS_STEP)])
             out[f"{part}.diagonal"] = diagonal
             if gaussian.dims > 1:
                 rows = gaussian.rows()
@@ -431,6 +449,58 @@ def _signs(width: int, dims: int) -> np.ndarray:
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=count)
     signs = (bits.astype(np.float32) * 2 - 1).reshape(dims, width)
     return np.asarray(signs / np.float32(math.sqrt(width)))
+
+
+def input_projection(shape: Sequence[int], dims: int, frequencies: int) -> Tensor:
+    """What takes raw inputs of a shape to the coordinates of "inputs": [dims, values].
+
+    - `frequencies`: so many coordinates are the lowest frequencies, if inputs are images.
+    """
+    width = math.prod(shape)
+    if not frequencies or len(shape) != 3 or dims >= width:
+        return projection(width, dims)
+    channels, height, wide = shape
+    lowest = torch.from_numpy(_lowest(channels, height, wide, frequencies))
+    return torch.cat([lowest, projection(width, dims - frequencies)])
+
+
+@lru_cache(maxsize=8)
+def _lowest(channels: int, height: int, width: int, count: int) -> np.ndarray:
+    """The lowest frequencies of images: products of cosines, [count, values].
+
+    Those of the channels' mean, and up to half as high of how the channels differ. An eighth of
+    their length, since images vary most in these: numbers of equal steps are as fine for them as
+    for the other coordinates. Rounded, so that they are the same on every machine.
+    """
+    mixed, down, across = _contrasts(channels), _cosines(height), _cosines(width)
+    places = sorted(
+        ((4 if channel else 1) * (i * i + j * j), channel, i, j)
+        for channel in range(channels)
+        for i in range(min(height, count))
+        for j in range(min(width, count))
+    )
+    rows = [
+        np.multiply.outer(mixed[channel], np.outer(down[i], across[j])).reshape(-1)
+        for _, channel, i, j in places[:count]
+    ]
+    return np.asarray((np.stack(rows) * 2**17).round() / 2**20, dtype=np.float32)
+
+
+def _cosines(size: int) -> np.ndarray:
+    """An orthonormal basis of cosines, [frequencies, places], by rising frequency."""
+    steps = np.arange(size)
+    waves = np.cos(np.pi / size * np.outer(steps, steps + 0.5)) * math.sqrt(2 / size)
+    waves[0] = math.sqrt(1 / size)
+    return waves
+
+
+def _contrasts(channels: int) -> np.ndarray:
+    """An orthonormal basis [channels, channels]: their mean, and how each differs from others."""
+    rows = np.full((channels, channels), 1 / math.sqrt(channels))
+    for k in range(1, channels):
+        rows[k] = [1.0] * k + [-float(k)] + [0.0] * (channels - k - 1)
+        rows[k] /= math.sqrt(k * (k + 1))
+    return rows
 
 
 # Scores.
@@ -661,7 +731,9 @@ class Router:
             gaussian = record.gaussians[name]
             seen = None if name == "inputs" else subnet.normalization  # most often one for all
             if seen not in points:
-                points[seen] = common_points(self.store, subnet, name, raw, gaussian.dims, base)
+                points[seen] = common_points(
+                    self.store, subnet, name, raw, gaussian.dims, gaussian.frequencies, base
+                )
             found.append(gaussian.log_density(points[seen]))
         return torch.stack(found, 1).cpu()
 
@@ -786,8 +858,13 @@ class BasePass:
 
 def _have(records: Sequence[Record], part: str) -> bool:
     """Whether all records have a part, and where it is a common one, in the same coordinates."""
-    found = [r.gaussians[part].dims if part in COMMON else 0 for r in records if part in r.weights]
-    return len(found) == len(records) and len(set(found)) == 1
+    having = [r for r in records if part in r.weights]
+    if len(having) < len(records) or not having:
+        return False
+    if part not in COMMON:
+        return True
+    found = [r.gaussians[part] for r in having]
+    return len({(g.dims, g.frequencies) for g in found}) == 1
 
 
 class Told(NamedTuple):
@@ -840,17 +917,20 @@ def common_points(
     part: str,
     raw: Tensor,
     dims: int,
+    frequencies: int = 0,
     base: BasePass | None = None,
 ) -> Tensor:
     """Raw inputs in the coordinates of a common part, before whitening, on the store's device.
 
     - `subnet`: the task whose normalization the base sees.
-    - `dims`: how many coordinates there are at most.
+    - `dims`: how many coordinates there are at most, and `frequencies`: how many of those of images
+      are lowest frequencies.
     - `base`: a pass of the base, where others need it too.
     """
     if part == "inputs":
         flat = raw.to(store.device).flatten(1).float()
-        return flat @ projection(flat.shape[1], dims).to(flat.device).T
+        rows = input_projection(raw.shape[1:], dims, frequencies)
+        return flat @ rows.to(flat.device).T
     if base is not None:
         return base.outputs(subnet, base_head(store, dims), raw)
     return store.outputs(subnet, base_tensors(store, dims), raw)
@@ -1169,7 +1249,8 @@ def _gaussian(
         for where in places.split(BATCH):
             raw = task.train.inputs(where)
             if part in COMMON:
-                points.append(common_points(store, subnet, part, raw, dims).cpu())
+                found = common_points(store, subnet, part, raw, dims, settings.frequencies)
+                points.append(found.cpu())
             else:
                 outputs = store.outputs(subnet, tensors, raw)
                 points.append(told_by(subnet, [outputs]).features.cpu())
@@ -1179,7 +1260,10 @@ def _gaussian(
         num = int(labels.max()) + 1
     elif part == "inputs":  # classes of inputs overlap: one mean is nearly as good
         labels, num = torch.zeros_like(labels), 1
-    return Gaussian.fit(torch.cat(points), labels, num, spreads=spreads)
+    found = Gaussian.fit(torch.cat(points), labels, num, spreads=spreads)
+    if part == "inputs" and raw.ndim == 4 and found.dims < raw[0].numel():
+        found = replace(found, frequencies=settings.frequencies)
+    return found
 
 
 def _claims(store: SubnetStore, subnets: Sequence[Subnet], raw: Tensor) -> Claims:
