@@ -1249,8 +1249,8 @@ def _gaussian(
         for where in places.split(BATCH):
             raw = task.train.inputs(where)
             if part in COMMON:
-                found = common_points(store, subnet, part, raw, dims, settings.frequencies)
-                points.append(found.cpu())
+                seen = common_points(store, subnet, part, raw, dims, settings.frequencies)
+                points.append(seen.cpu())
             else:
                 outputs = store.outputs(subnet, tensors, raw)
                 points.append(told_by(subnet, [outputs]).features.cpu())
