@@ -52,7 +52,6 @@ RULES: dict[str, dict[str, Any] | str] = {
     "energy + inputs, 32": {"parts": ("energy", "inputs"), "dims": 32},
     "energy + inputs, 64": {"parts": ("energy", "inputs"), "dims": 64},
     "energy + inputs, 128": {"parts": ("energy", "inputs"), "dims": 128},
-    "energy + inputs, 24, of them 1 frequency": {"dims": 24, "frequencies": 1},
     "energy + inputs of classes, 24": {"dims": 24, "per_class": True},
     "energy + inputs of classes, 32": {"dims": 32, "per_class": True},
     "energy + inputs of classes, 64": {"dims": 64, "per_class": True},
