@@ -479,11 +479,11 @@ def _lowest(channels: int, height: int, width: int, count: int) -> np.ndarray:
         for i in range(min(height, count))
         for j in range(min(width, count))
     )
-    rows = [
-        np.multiply.outer(mixed[channel], np.outer(down[i], across[j])).reshape(-1)
-        for _, channel, i, j in places[:count]
-    ]
-    return np.asarray((np.stack(rows) * 2**17).round() / 2**20, dtype=np.float32)
+    rows = np.empty((count, channels * height * width), np.float32)
+    for row, (_, channel, i, j) in zip(rows, places[:count], strict=True):
+        wave = np.multiply.outer(mixed[channel], np.outer(down[i], across[j])).reshape(-1)
+        row[:] = (wave * 2**17).round() / 2**20
+    return rows
 
 
 def _cosines(size: int) -> np.ndarray:
