@@ -52,6 +52,18 @@ RULES: dict[str, dict[str, Any] | str] = {
     "energy + inputs, 32": {"parts": ("energy", "inputs"), "dims": 32},
     "energy + inputs, 64": {"parts": ("energy", "inputs"), "dims": 64},
     "energy + inputs, 128": {"parts": ("energy", "inputs"), "dims": 128},
+    "energy + inputs of classes, 24": {"dims": 24, "per_class": True},
+    "energy + inputs of classes, 32": {"dims": 32, "per_class": True},
+    "energy + inputs of classes, 64": {"dims": 64, "per_class": True},
+    "energy + inputs of classes, 96": {"dims": 96, "per_class": True},
+    **{
+        f"energy + inputs of classes, {dims}, of them {low} frequencies": {
+            "dims": dims,
+            "frequencies": low,
+            "per_class": True,
+        }
+        for dims, low in ((16, 4), (24, 6), (32, 8), (48, 8), (64, 8), (64, 16), (96, 12))
+    },
     "energy + inputs, weights not fitted": {"parts": ("energy", "inputs"), "calibrate": False},
     "rotation": {"parts": ("rotation",)},  # this and the next three where rotations were learned
     "energy + rotation": {"parts": ("energy", "rotation")},

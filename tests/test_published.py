@@ -80,6 +80,22 @@ def test_a_task_without_a_bank_is_none_on_the_page(finished: Path) -> None:
         assert page.tiles(group)[-1]["detail"] == told
 
 
+def test_tasks_taken_for_each_other_are_shown(finished: Path, tmp_path: Path) -> None:
+    result = read_run(finished).result
+    counts = [[30, 10, 0], [0, 39, 1], [0, 0, 2000]]
+    names = [t["name"] for t in result["tasks"]]
+    sizes = len(names)
+    counts = [[*row[:sizes], *[0] * (sizes - 3)] for row in counts[:sizes]]
+    counts += [[0] * sizes for _ in range(sizes - len(counts))]
+    changed = result | {"without_task": result["without_task"] | {"confusion": counts}}
+    for table in ("find-digits", "main-mnist"):
+        published.publish(changed, tmp_path / table / "tsn-wr-s3.json", "abc")
+    text = make_results.unnamed(published.read_tables(tmp_path))
+    assert text.count("taken for") == 1 and "`find-digits/tsn-wr-s3`" in text
+    assert f"| {names[0]} (40) | 75.00 | 25.00 |" in text
+    assert f"| {names[1]} (40) | 0.00 | 97.50 |" in text
+
+
 def test_long_runs_are_drawn_along_their_tasks(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +180,9 @@ def test_a_published_run_says_what_the_run_said(finished: Path, tmp_path: Path) 
     assert again.size_bytes == whole.size_bytes
     assert again.routed("task_accuracy") == pytest.approx(whole.routed("task_accuracy"), abs=1e-6)
     assert [t["classes"] for t in again.tasks] == [t["classes"] for t in whole.tasks]
-    assert "confusion" not in path.read_text()
+    # Of tasks alone it is known which was taken for which.
+    assert again.without_task["confusion"] == whole.without_task["confusion"]
+    assert not any("confusion" in task for task in again.tasks)
     path.write_text("{}")
     with pytest.raises(RunError, match=r"ours-s3\.json.*lacks"):
         published.read_tables(tmp_path)
@@ -478,7 +496,8 @@ def test_jobs_are_run_once_and_their_results_kept(
     small = ("data.num_tasks=2", "data.train_limit=60", "data.test_limit=20", "training.epochs=1")
     small += ("network.hidden=[20]", "pruning.iterations=1")
     good = jobs.Job("grid-x", "ours-s1", "best/permuted-digits", "tsn-wr", 1, small)
-    bad = jobs.Job("grid-x", "bad-s1", "best/permuted-digits", "tsn-wr", 1, ("data.num_tasks=0",))
+    none = ("data.num_tasks=0",)
+    bad = jobs.Job("grid-x", "bad-d0.2-s1", "best/permuted-digits", "tsn-wr", 1, none)
     monkeypatch.setitem(jobs.LISTS, "grid", lambda: iter([good, bad]))
     options = ["--results", str(tmp_path / "results"), "--work", str(tmp_path / "work")]
     bundle = tmp_path / "bundle.jsonl"
@@ -491,7 +510,9 @@ def test_jobs_are_run_once_and_their_results_kept(
     assert json.loads(first)["commit"] == "abc"
     assert json.loads(first)["environment"]["jobs"] == 2  # its seconds are not of a run alone
     (failure,) = (tmp_path / "failures.jsonl").read_text().splitlines()
-    assert json.loads(failure)["key"] == "grid-x/bad-s1" and "num_tasks" in failure
+    assert json.loads(failure)["key"] == "grid-x/bad-d0.2-s1" and "num_tasks" in failure
+    logs = {p.name for p in (tmp_path / "work" / "grid-x").glob("*.log")}
+    assert logs == {"ours-s1.log", "bad-d0.2-s1.log"}
     capsys.readouterr()
     monkeypatch.setitem(jobs.LISTS, "grid", lambda: iter([good]))
     assert run.main() == 0

@@ -39,6 +39,7 @@ from tinysubnets.model.routing import (
     RoutingSettings,
     fitted_weights,
     has_features,
+    input_projection,
     projection,
     with_features,
 )
@@ -529,7 +530,13 @@ def test_mistakes_are_explained() -> None:
         store.route(broken)
     with pytest.raises(TaskError, match="no task"):
         SubnetStore(network()).predict(inputs)
-    for wrong in ({"dims": 0}, {"parts": ["energy", "energy"]}, {"unknown_share": 1.0}):
+    for wrong in (
+        {"dims": 0},
+        {"frequencies": 25},
+        {"frequencies": -1},
+        {"parts": ["energy", "energy"]},
+        {"unknown_share": 1.0},
+    ):
         with pytest.raises(SettingError, match=f"routing.{next(iter(wrong))}"):
             make(routing=wrong)
     with pytest.raises(SettingError, match="energy"):
@@ -705,6 +712,61 @@ def test_gaussians_are_densities_and_survive_their_storage() -> None:
         assert Record.read({k: v for k, v in read.vectors().items() if k != name}) is None
 
 
+def test_classes_may_spread_unlike_each_other() -> None:
+    generator = torch.Generator().manual_seed(1)
+    mix = torch.randn(5, 5, generator=generator)
+    groups = torch.arange(6000) % 3
+    spreads = 4.0 ** torch.arange(-1, 2)  # of the three classes
+    centers = 4 * torch.randn(3, 5, generator=generator)
+    rest = torch.randn(6000, 5, generator=generator) * spreads[groups][:, None]
+    points = rest @ mix.T + centers[groups]
+    fitted = Gaussian.fit(points, groups, 3, spreads=True)
+    exact = [
+        torch.distributions.MultivariateNormal(c, s**2 * mix @ mix.T)
+        for c, s in zip(centers, spreads, strict=True)
+    ]
+    largest = torch.stack([d.log_prob(points) for d in exact]).amax(0)
+    ours = fitted.log_density(points) - 2.5 * math.log(2 * math.pi)
+    assert float((ours - largest).abs().median()) < 0.3
+    # One covariance for all classes says something else: that of the widest.
+    alike = Gaussian.fit(points, groups, 3).log_density(points) - 2.5 * math.log(2 * math.pi)
+    assert float((alike - largest).abs().median()) > 2
+    record = Record({"inputs": 0.5}, {}, gaussians={"inputs": replace(fitted, frequencies=2)})
+    read = record.rounded()
+    found = read.gaussians["inputs"]
+    assert found.means.shape == (3, 5) and found.frequencies == 2
+    assert found.spreads is not None and found.spreads.shape == (3, 5)
+    assert float((found.log_density(points) - fitted.log_density(points)).abs().median()) < 1
+    # What is stored is rounded already.
+    vectors = read.vectors()
+    assert set(vectors) == {"score", "inputs", "inputs.diagonal", "inputs.rows"}
+    again = Record.read(vectors)
+    assert again is not None and torch.equal(again.gaussians["inputs"].spreads, found.spreads)
+    diagonal = vectors["inputs.diagonal"]
+    for wrong in (
+        {"inputs": torch.tensor([0.5, 6.0])},  # more frequencies than dimensions
+        {"inputs": torch.tensor([0.5, -1.0])},
+        {"inputs": torch.tensor([0.5, 1.5])},
+        {"inputs": torch.tensor([0.5, math.inf])},
+        {"inputs": torch.tensor([0.5, 2.0, 1.0])},
+        {"inputs.diagonal": diagonal[:-1]},
+        {"inputs.diagonal": diagonal[:-5]},
+        {"inputs.diagonal": diagonal[:5]},
+        {"inputs.rows": vectors["inputs.rows"][:-1]},
+    ):
+        assert Record.read(vectors | wrong) is None, wrong
+
+
+def test_a_class_of_few_samples_spreads_like_the_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(401, 4, generator=generator)
+    groups = torch.tensor([0] * 400 + [1])
+    found = Gaussian.fit(points, groups, 2, spreads=True)
+    assert found.spreads is not None
+    assert float(found.spreads.exp()[0].sub(1).abs().max()) < 0.1
+    assert float(found.spreads.exp()[1].min()) > 0.9
+
+
 def test_constant_inputs_have_a_density() -> None:
     points = torch.zeros(20, 3)
     points[:, 0] = torch.arange(20.0)
@@ -719,6 +781,89 @@ def test_projections_are_the_same_everywhere() -> None:
     assert signs.tolist() == [[-1, -1, 1, 1, -1], [1, -1, 1, -1, -1], [1, -1, 1, 1, 1]]
     big = projection(4000, 64)
     assert float((big @ big.T - torch.eye(64)).abs().max()) < 0.1
+
+
+def test_lowest_frequencies_come_first() -> None:
+    rows = input_projection((3, 8, 8), 20, 12)
+    assert rows.shape == (20, 192)
+    lowest, others = rows[:12] * 8, rows[12:]
+    assert torch.equal(others, projection(192, 8))
+    assert float((lowest @ lowest.T - torch.eye(12)).abs().max()) < 1e-3
+    images = lowest.reshape(12, 3, 8, 8)
+    grey = [bool((i - i[0]).abs().max() < 1e-6) for i in images]
+    assert torch.allclose(images[0], images[0, 0, 0, 0])  # the mean
+    # How channels differ is told half as finely as their mean.
+    assert grey == [True, False, False, *[True] * 5, *[False] * 4]
+
+    def changes(wave: Tensor) -> tuple[int, int]:
+        """How often an image changes its sign from top to bottom, and from left to right."""
+        signs = wave.sign()
+        down, across = signs[1:, 0] != signs[:-1, 0], signs[0, 1:] != signs[0, :-1]
+        return int(down.sum()), int(across.sum())
+
+    assert [changes(i[0]) for i in images[3:8]] == [(0, 1), (1, 0), (1, 1), (0, 2), (2, 0)]
+    assert {changes(i[0]) for i in images[8:]} == {(0, 1), (1, 0)}
+    # What is no image, or is kept as it is, has none.
+    assert torch.equal(input_projection((192,), 20, 12), projection(192, 20))
+    assert torch.equal(input_projection((3, 8, 8), 192, 12), torch.eye(192))
+    assert torch.equal(input_projection((3, 8, 8), 20, 0), projection(192, 20))
+    assert len(input_projection((1, 2, 40), 30, 30)) == 30
+
+
+def images_of(count: int = 3) -> list[Task]:
+    """Digits as images of 8 × 8: upright, upside down, mirrored."""
+    x, y = digits()
+    x = x.reshape(-1, 1, 8, 8)
+    turns: list[Any] = [x, x[:, :, ::-1], x[:, :, :, ::-1]]
+    return [
+        Task.from_arrays(f"t{n}", z[:700].copy(), y[:700], test=(z[-400:].copy(), y[-400:]))
+        for n, z in enumerate(turns[:count])
+    ]
+
+
+@pytest.mark.slow
+def test_classes_and_frequencies_find_tasks_of_images_better(tmp_path: Path) -> None:
+    tasks, shares = images_of(), {}
+    for label, settings in (
+        ("one", {}),
+        ("classes", {"per_class": True}),
+        ("both", {"per_class": True, "frequencies": 6}),
+    ):
+        rebuild = {"network": "small-cnn", "settings": {"in_channels": 1}}
+        architecture = Architecture(networks.build("small-cnn", in_channels=1), rebuild=rebuild)
+        own = {"dims": 12, "parts": ["inputs"], **settings}
+        learner = make(architecture, routing=own, training=TRAINING | {"epochs": 1})
+        for task in tasks:
+            learner.learn(task)
+        store = learner.store
+        found = [store.route(t.test.inputs()) for t in tasks]
+        right = [float((f.tasks == t.name).mean()) for f, t in zip(found, tasks, strict=True)]
+        shares[label] = float(np.mean(right))
+        assert all(r.gaussians["inputs"].frequencies == settings.get("frequencies", 0)
+                   for r in Router(store, list(store.subnets.values())).records)  # fmt: skip
+    assert shares["classes"] > shares["one"] + 0.01 and shares["both"] > shares["one"] + 0.01
+    # A file keeps it, an export gives the same scores.
+    inputs = torch.cat([t.test.inputs(slice(0, 50)) for t in tasks])
+    store.save(tmp_path)
+    live = store.route(inputs)
+    assert np.array_equal(SubnetStore.load(tmp_path).route(inputs).scores, live.scores)
+    assert np.allclose(AllTasks(store)(inputs)[5].numpy(), live.scores, rtol=1e-4, atol=1e-3)
+
+
+def test_densities_in_other_coordinates_are_not_compared() -> None:
+    store = learned().store
+    kept = dict(store.subnets)
+    try:
+        vectors = dict(kept["p1"].routing)
+        vectors["inputs"] = torch.cat([vectors["inputs"], torch.tensor([4.0])])
+        store.subnets = kept | {"p1": replace(kept["p1"], routing=vectors)}
+        store._forget()
+        inputs = permuted()[0].test.inputs(slice(0, 4))
+        assert store.route(inputs).rule == "energy"
+        assert store.route(inputs, among=["p0", "p2"]).rule == "energy + inputs"
+    finally:
+        store.subnets = kept
+        store._forget()
 
 
 def test_weights_are_those_of_the_greatest_likelihood() -> None:

@@ -168,6 +168,23 @@ def choose_five_datasets() -> Iterator[Job]:
     yield from _candidates("choose-five-datasets", common, labels, 60)
 
 
+def find_five_datasets() -> Iterator[Job]:
+    """How often the task is found on five data sets, by a network for a CPU core: one test seed.
+
+    From some of the training images, and from all of them. The network is small and its training
+    short: accuracy is not the question here.
+    """
+    small = ("training.batch_size=128", "training.epochs=3", "training.precision=float32")
+    found = ("routing.dims=64", "routing.frequencies=8", "routing.per_class=true")
+    settings = (*_FIVE_SET, *_ours(8, 0.2, 0.2, *small, *found))
+    for label, own, seconds in (
+        ("tsn-w8-d0.2-12000-images", ("data.train_limit=12000",), 400),
+        ("tsn-w8-d0.2", (), 1200),
+    ):
+        table = "find-five-datasets"
+        yield from _seeds(table, label, _SMALL, "tsn", (0,), (*settings, *own), seconds)
+
+
 def choose_tiny_imagenet() -> Iterator[Job]:
     """Ours and separate networks on the first eight tasks of Tiny-ImageNet.
 
@@ -659,6 +676,7 @@ def grid() -> Iterator[Job]:
 LISTS: dict[str, Callable[[], Iterator[Job]]] = {
     "equal-kilobytes": equal_kilobytes,
     "choose-five-datasets": choose_five_datasets,
+    "find-five-datasets": find_five_datasets,
     "choose-tiny-imagenet": choose_tiny_imagenet,
     "choose-alexnet": choose_alexnet,
     "equal-kilobytes-tiny": equal_kilobytes_tiny,

@@ -118,6 +118,11 @@ class Runner:
         """Where a job runs."""
         return self.work / job.table / job.name
 
+    def log(self, job: Job) -> Path:
+        """What a job prints; names of jobs have points in them."""
+        folder = self.folder(job)
+        return folder.with_name(f"{folder.name}.log")
+
     def start(self, job: Job) -> None:
         """Begin a job, or go on with it."""
         o = self.options
@@ -128,7 +133,7 @@ class Runner:
         command += ["--data", o.data] if o.data else []
         command += ["--no-measures"] if o.no_measures else []
         env = {"OMP_NUM_THREADS": str(o.threads)} | dict(os.environ)
-        with open(folder.with_suffix(".log"), "ab") as log:
+        with open(self.log(job), "ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
         self.working[job.key] = (job, process, time.monotonic())
 
@@ -165,7 +170,7 @@ class Runner:
     def note_failure(self, job: Job, status: int, seconds: float) -> None:
         """Write down that a run failed, and how."""
         self.failed.add(job.key)
-        log = self.folder(job).with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+        log = self.log(job).read_text(encoding="utf-8", errors="replace")
         place = self.options.bundle.parent if self.options.bundle else self.options.results
         place.mkdir(parents=True, exist_ok=True)
         row = {"key": job.key, "status": status, "seconds": round(seconds), "end": log[-2000:]}

@@ -1,7 +1,8 @@
 """Published runs: one small JSON file for each, in `results/<table>/<run>.json`.
 
-A file is a run's `result.json` without what no table needs (confusions, ledgers of single tasks)
-and with the commit that made it. README, docs and `tsn paper` are written from these files.
+A file is a run's `result.json` without what no table needs (confusions of classes, ledgers of
+single tasks) and with the commit that made it. README, docs and `tsn paper` are written from these
+files.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ def _without_task(found: Any) -> dict[str, Any] | None:
     out["entropy_rule"] = found.get("entropy_rule")
     if isinstance(found.get("together"), dict):
         out["together"] = found["together"]
+    if isinstance(found.get("confusion"), list) and len(found["confusion"]) < LONG:
+        out["confusion"] = found["confusion"]  # of tasks: a few numbers
     return out
 
 

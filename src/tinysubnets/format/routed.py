@@ -9,7 +9,6 @@ are put together when the module runs, which a runtime does once, when it loads 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -25,6 +24,7 @@ from tinysubnets.model.routing import (
     base_head,
     base_tensors,
     chosen_among,
+    input_projection,
     network_part,
     projection,
     told_by,
@@ -77,8 +77,9 @@ class AllTasks(nn.Module):
         """Keep what projects inputs and features, where scores need them."""
         sample, records = self.subnets[0].sample, self.router.records
         if "inputs" in self.router.weights and sample is not None:
-            dims = records[0].gaussians["inputs"].dims
-            self.keep("inputs", projection(math.prod(sample.shape), dims))
+            first = records[0].gaussians["inputs"]
+            rows = input_projection(sample.shape, first.dims, first.frequencies)
+            self.keep("inputs", rows)
         if "base" in self.router.weights:
             dims = records[0].gaussians["base"].dims
             tensors = base_tensors(store, dims)

@@ -8,7 +8,8 @@ inputs look so:
 
 - energy: log Σ exp(logits) of the task's network, standardized by its own validation data;
 - inputs: the density of the raw input, by a Gaussian over a seeded projection to few dimensions
-  that all tasks share, so that one product serves all of them;
+  that all tasks share, so that one product serves all of them; if wanted with a mean and deviations
+  for each class, and the lowest frequencies of images among the dimensions;
 - base: where tasks have a pretrained base, the same of what its head would see, with a mean for
   each class; one pass of the base serves all tasks;
 - features: the same of what the task's own head sees; standardized;
@@ -57,8 +58,10 @@ CALIBRATION_SAMPLES, CALIBRATION_TASKS = 1000, 8  # what weights are fitted to, 
 PRIOR = 0.01  # how strongly fitted weights are held, in nats per squared logarithm
 SHRINKAGE = 0.02  # of a covariance, to the mean of its variances
 STEP = 2.0**-5  # that logarithms and means, in deviations, are rounded to
+CLASS_STEP = 2.0**-3  # the same where they are many: those of classes
 ROW_STEPS = 4  # at least so many to the typical entry below a whitening matrix's diagonal
 BITS = 5  # of class means
+SPREAD_SAMPLES = 10  # so many samples speak against a class that spreads unlike the others
 BATCH = 500  # samples in a pass
 # Of streamed inputs that all tasks see before more are read: they wait in the host's memory,
 # whatever the device has for decoded tasks.
@@ -74,6 +77,10 @@ class RoutingSettings:
     - `parts`: what scores are made of, of "energy", "inputs", "base" (with a pretrained base),
       "features" and "rotation" (where rotations are learned); empty keeps nothing.
     - `dims`: the dimensions of the projections of inputs and features: bytes grow with its square.
+    - `frequencies`: so many dimensions of inputs are the lowest frequencies where they are images,
+      the others of the projection.
+    - `per_class`: whether the density of inputs has a mean and deviations for each class: two more
+      numbers per class and dimension.
     - `calibrate`: whether the weights of the parts are fitted to the task's validation data against
       the scores that earlier tasks have for them.
     - `unknown_share`: the share of a task's own inputs that may be taken for unknown ones.
@@ -88,6 +95,8 @@ class RoutingSettings:
         "inputs",
     )
     dims: int = 24
+    frequencies: int = 0
+    per_class: bool = False
     calibrate: bool = True
     unknown_share: float = 0.05
     rotations: Literal["none", "one-pass", "four-pass"] = "none"
@@ -98,6 +107,11 @@ class RoutingSettings:
         if not 1 <= self.dims <= MAX_DIMS:
             raise SettingError(
                 f"routing.dims = {self.dims!r} is not allowed; give 1 to {MAX_DIMS}."
+            )
+        if not 0 <= self.frequencies <= self.dims:
+            raise SettingError(
+                f"routing.frequencies = {self.frequencies!r} is not allowed; give 0 to "
+                f"{self.dims}, which is routing.dims."
             )
         if not 0 <= self.unknown_share < 1:
             raise SettingError(
@@ -199,20 +213,30 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Normal distributions with one covariance, in whitened coordinates.
+    """Normal distributions, in the coordinates in which the covariance they share is white.
 
     - `whiten`: lower-triangular [d, d]; it takes points to coordinates of variance 1.
     - `means`: [classes, d], there.
     - `level`: the logarithm of the density at a mean, less a constant: that of its determinant.
+    - `spreads`: logarithms of the deviations of each class there, [classes, d]; None where all
+      of them are 1.
+    - `frequencies`: how many of the first coordinates are lowest frequencies of an image.
     """
 
     whiten: Tensor
     means: Tensor
     level: float
+    spreads: Tensor | None = None
+    frequencies: int = 0
 
     @classmethod
-    def fit(cls, points: Tensor, groups: Tensor, num_groups: int) -> Gaussian:
-        """The means of points [n, d] by group [n], and the covariance around them."""
+    def fit(
+        cls, points: Tensor, groups: Tensor, num_groups: int, *, spreads: bool = False
+    ) -> Gaussian:
+        """The means of points [n, d] by group [n], and the covariance around them.
+
+        - `spreads`: whether each group has deviations of its own.
+        """
         points, dims = points.double().cpu(), points.shape[1]
         counts = torch.zeros(num_groups, dtype=torch.float64)
         counts.index_add_(0, groups, torch.ones(len(groups), dtype=torch.float64))
@@ -225,7 +249,12 @@ class Gaussian:
         covariance += (SHRINKAGE * variance + 1e-30) * torch.eye(dims, dtype=torch.float64)
         whiten = torch.linalg.inv(torch.linalg.cholesky(covariance))
         level = float(whiten.diagonal().log().sum())
-        return cls(whiten.float(), (means @ whiten.T).float(), level)
+        found = cls(whiten.float(), (means @ whiten.T).float(), level)
+        if not spreads:
+            return found
+        squares = torch.zeros_like(means).index_add_(0, groups, (rest @ whiten.T).square())
+        variances = (squares + SPREAD_SAMPLES) / (counts[:, None] + SPREAD_SAMPLES)
+        return replace(found, spreads=(variances.log() / 2).float())
 
     @property
     def dims(self) -> int:
@@ -237,26 +266,43 @@ class Gaussian:
         return (self.whiten / self.whiten.diagonal()[:, None])[_below(self.dims)]
 
     @classmethod
-    def of(cls, logs: Tensor, rows: Tensor | None, means: Tensor) -> Gaussian | None:
-        """The Gaussian from logarithms of its diagonal, `rows()` and means; None if none is."""
+    def of(
+        cls, logs: Tensor, rows: Tensor | None, means: Tensor, spreads: Tensor | None = None
+    ) -> Gaussian | None:
+        """The Gaussian from logarithms of its diagonal, `rows()` and means; None if none is.
+
+        - `spreads`: as many as there are means, where classes have deviations of their own.
+        """
         dims, below = len(logs), torch.zeros(0) if rows is None else rows
         fits = 1 <= dims <= MAX_DIMS and len(below) == dims * (dims - 1) // 2
         if not fits or not len(means) or len(means) % dims:
             return None
+        if spreads is not None:
+            if len(spreads) != len(means):
+                return None
+            spreads = spreads.reshape(-1, dims)
         matrix = torch.eye(dims)
         matrix[_below(dims)] = below
         level = float(logs.double().sum())
-        return cls(logs.exp()[:, None] * matrix, means.reshape(-1, dims), level)
+        return cls(logs.exp()[:, None] * matrix, means.reshape(-1, dims), level, spreads)
 
     def to(self, device: torch.device) -> Gaussian:
         """The same on a device."""
-        return replace(self, whiten=self.whiten.to(device), means=self.means.to(device))
+        spreads = None if self.spreads is None else self.spreads.to(device)
+        means = self.means.to(device)
+        return replace(self, whiten=self.whiten.to(device), means=means, spreads=spreads)
 
     def log_density(self, points: Tensor) -> Tensor:
-        """The logarithm of the density of points [n, d] at the nearest mean, less a constant."""
+        """The logarithm of the density of points [n, d], less a constant.
+
+        It is that of one class, the one under which it is largest.
+        """
         white = points @ self.whiten.T
-        squares = (white[:, None] - self.means).square().sum(2).amin(1)  # [n, classes] -> [n]
-        return self.level - squares / 2
+        rest = white[:, None] - self.means  # [n, classes, d]
+        if self.spreads is None:
+            return self.level - rest.square().sum(2).amin(1) / 2  # at the nearest mean
+        squares = (rest * (-self.spreads).exp()).square().sum(2)
+        return self.level - (squares / 2 + self.spreads.sum(1)).amin(1)
 
 
 @dataclass(frozen=True)
@@ -272,9 +318,10 @@ class Record:
 
     - "score": the three numbers;
     - "energy", "features", "rotation": weight, mean and deviation;
-    - "inputs", "base": weight;
+    - "base": weight; "inputs": weight, and the number of frequencies where there are any;
     - "inputs.diagonal" and so on, for each density: logarithms of the whitening matrix's diagonal,
-      for "inputs" with the mean behind them;
+      for "inputs" with the mean behind them, or with the classes' means and then the logarithms of
+      their deviations;
     - "inputs.rows" and so on: `Gaussian.rows()`;
     - "base.means", "features.means": the classes' means.
     """
@@ -293,17 +340,26 @@ class Record:
             return None
         gaussians = {}
         for part, head in heads.items():
-            if len(head) != (1 if part in COMMON else 3):  # the weight, and a spread
+            size = 1 if part in COMMON else 3  # the weight, and a spread
+            if len(head) not in ((1, 2) if part == "inputs" else (size,)):
                 return None
             if part not in DENSITIES:
                 continue
             logs = vectors.get(f"{part}.diagonal", torch.zeros(0))
             means = vectors.get(f"{part}.means", torch.zeros(0))
+            rows, spreads = vectors.get(f"{part}.rows"), None
             if part == "inputs":
-                logs, means = logs.tensor_split(2)
-            found = Gaussian.of(logs, vectors.get(f"{part}.rows"), means)
+                dims = _dims(rows)
+                logs, means = logs[:dims], logs[dims:]
+                if len(means) > dims:
+                    means, spreads = means.tensor_split(2)
+            found = Gaussian.of(logs, rows, means, spreads)
             if found is None:
                 return None
+            if part == "inputs" and len(head) == 2:
+                if float(head[1]) not in range(found.dims + 1):
+                    return None
+                found = replace(found, frequencies=int(head[1]))
             gaussians[part] = found
         return cls(
             {p: float(v[0]) for p, v in heads.items()},
@@ -316,16 +372,23 @@ class Record:
         """The vectors, rounded as they are stored."""
         out = {"score": _halves(self.score)}
         for part, weight in self.weights.items():
-            out[part] = _halves([weight, *self.spreads.get(part, ())])
             gaussian = self.gaussians.get(part)
+            behind = list(self.spreads.get(part, ()))
+            if gaussian is not None and gaussian.frequencies:
+                behind.append(gaussian.frequencies)
+            out[part] = _halves([weight, *behind])
             if gaussian is None:
                 continue
-            diagonal = gaussian.whiten.diagonal().log()
-            if part == "inputs":
-                diagonal = torch.cat([diagonal, gaussian.means.flatten()])
+            diagonal = _in_steps(gaussian.whiten.diagonal().log(), STEP)
+            means, spreads = gaussian.means.flatten(), gaussian.spreads
+            if part != "inputs":
+                out[f"{part}.means"] = code(means, BITS).decode()
+            elif spreads is None:
+                diagonal = torch.cat([diagonal, _in_steps(means, STEP)])
             else:
-                out[f"{part}.means"] = code(gaussian.means.flatten(), BITS).decode()
-            out[f"{part}.diagonal"] = _in_steps(diagonal, STEP)
+                classes = torch.cat([means, spreads.flatten()])
+                diagonal = torch.cat([diagonal, _in_steps(classes, CLASS_STEP)])
+            out[f"{part}.diagonal"] = diagonal
             if gaussian.dims > 1:
                 rows = gaussian.rows()
                 typical = float(rows.double().square().mean().sqrt())
@@ -349,6 +412,11 @@ def _below(dims: int) -> tuple[Tensor, Tensor]:
     """Where a square matrix stands below its diagonal, row by row."""
     rows, columns = torch.tril_indices(dims, dims, -1)
     return rows, columns
+
+
+def _dims(rows: Tensor | None) -> int:
+    """The dimensions of a matrix that has so many values below its diagonal."""
+    return 1 if rows is None else (1 + math.isqrt(1 + 8 * len(rows))) // 2
 
 
 def _in_steps(values: Tensor, step: float) -> Tensor:
@@ -382,6 +450,58 @@ def _signs(width: int, dims: int) -> np.ndarray:
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=count)
     signs = (bits.astype(np.float32) * 2 - 1).reshape(dims, width)
     return np.asarray(signs / np.float32(math.sqrt(width)))
+
+
+def input_projection(shape: Sequence[int], dims: int, frequencies: int) -> Tensor:
+    """What takes raw inputs of a shape to the coordinates of "inputs": [dims, values].
+
+    - `frequencies`: so many coordinates are the lowest frequencies, if inputs are images.
+    """
+    width = math.prod(shape)
+    if not frequencies or len(shape) != 3 or dims >= width:
+        return projection(width, dims)
+    channels, height, wide = shape
+    lowest = torch.from_numpy(_lowest(channels, height, wide, frequencies))
+    return torch.cat([lowest, projection(width, dims - frequencies)])
+
+
+@lru_cache(maxsize=8)
+def _lowest(channels: int, height: int, width: int, count: int) -> np.ndarray:
+    """The lowest frequencies of images: products of cosines, [count, values].
+
+    Those of the channels' mean, and up to half as high of how the channels differ. An eighth of
+    their length, since images vary most in these: numbers of equal steps are as fine for them as
+    for the other coordinates. Rounded, so that they are the same on every machine.
+    """
+    mixed, down, across = _contrasts(channels), _cosines(height), _cosines(width)
+    places = sorted(
+        ((4 if channel else 1) * (i * i + j * j), channel, i, j)
+        for channel in range(channels)
+        for i in range(min(height, count))
+        for j in range(min(width, count))
+    )
+    rows = np.empty((count, channels * height * width), np.float32)
+    for row, (_, channel, i, j) in zip(rows, places[:count], strict=True):
+        wave = np.multiply.outer(mixed[channel], np.outer(down[i], across[j])).reshape(-1)
+        row[:] = (wave * 2**17).round() / 2**20
+    return rows
+
+
+def _cosines(size: int) -> np.ndarray:
+    """An orthonormal basis of cosines, [frequencies, places], by rising frequency."""
+    steps = np.arange(size)
+    waves = np.cos(np.pi / size * np.outer(steps, steps + 0.5)) * math.sqrt(2 / size)
+    waves[0] = math.sqrt(1 / size)
+    return waves
+
+
+def _contrasts(channels: int) -> np.ndarray:
+    """An orthonormal basis [channels, channels]: their mean, and how each differs from others."""
+    rows = np.full((channels, channels), 1 / math.sqrt(channels))
+    for k in range(1, channels):
+        rows[k] = [1.0] * k + [-float(k)] + [0.0] * (channels - k - 1)
+        rows[k] /= math.sqrt(k * (k + 1))
+    return rows
 
 
 # Scores.
@@ -627,7 +747,9 @@ class Router:
             gaussian = record.gaussians[name]
             seen = None if name == "inputs" else subnet.normalization  # most often one for all
             if seen not in points:
-                points[seen] = common_points(self.store, subnet, name, raw, gaussian.dims, base)
+                points[seen] = common_points(
+                    self.store, subnet, name, raw, gaussian.dims, gaussian.frequencies, base
+                )
             found.append(gaussian.log_density(points[seen]))
         return torch.stack(found, 1).cpu()
 
@@ -752,8 +874,13 @@ class BasePass:
 
 def _have(records: Sequence[Record], part: str) -> bool:
     """Whether all records have a part, and where it is a common one, in the same coordinates."""
-    found = [r.gaussians[part].dims if part in COMMON else 0 for r in records if part in r.weights]
-    return len(found) == len(records) and len(set(found)) == 1
+    having = [r for r in records if part in r.weights]
+    if len(having) < len(records) or not having:
+        return False
+    if part not in COMMON:
+        return True
+    found = [r.gaussians[part] for r in having]
+    return len({(g.dims, g.frequencies) for g in found}) == 1
 
 
 class Told(NamedTuple):
@@ -806,17 +933,20 @@ def common_points(
     part: str,
     raw: Tensor,
     dims: int,
+    frequencies: int = 0,
     base: BasePass | None = None,
 ) -> Tensor:
     """Raw inputs in the coordinates of a common part, before whitening, on the store's device.
 
     - `subnet`: the task whose normalization the base sees.
-    - `dims`: how many coordinates there are at most.
+    - `dims`: how many coordinates there are at most, and `frequencies`: how many of those of images
+      are lowest frequencies.
     - `base`: a pass of the base, where others need it too.
     """
     if part == "inputs":
         flat = raw.to(store.device).flatten(1).float()
-        return flat @ projection(flat.shape[1], dims).to(flat.device).T
+        rows = input_projection(raw.shape[1:], dims, frequencies)
+        return flat @ rows.to(flat.device).T
     if base is not None:
         return base.outputs(subnet, base_head(store, dims), raw)
     return store.outputs(subnet, base_tensors(store, dims), raw)
@@ -1085,7 +1215,7 @@ def routing_of(store: SubnetStore, task: Task, settings: RoutingSettings) -> dic
         {p: PARTS[p] for p in wanted},
         {p: (0.0, 1.0) for p in wanted if p not in COMMON},
         gaussians={
-            p: _gaussian(store, subnet, task, p, settings.dims) for p in wanted if p in DENSITIES
+            p: _gaussian(store, subnet, task, p, settings) for p in wanted if p in DENSITIES
         },
     ).rounded()
     own = _claims(store, [replace(subnet, routing=record.vectors())], raw)
@@ -1121,8 +1251,11 @@ def _places(split: Split, count: int) -> Tensor:
     return torch.arange(min(count, len(split))) * len(split) // min(count, len(split))
 
 
-def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: int) -> Gaussian:
+def _gaussian(
+    store: SubnetStore, subnet: Subnet, task: Task, part: str, settings: RoutingSettings
+) -> Gaussian:
     """The Gaussian of a task's training inputs, or of its features or the base's."""
+    dims = settings.dims
     places, num = _places(task.train, FIT_SAMPLES), task.num_classes
     labels, points = task.train.labels[places], []
     tensors = store.tensors(subnet.name)
@@ -1132,13 +1265,21 @@ def _gaussian(store: SubnetStore, subnet: Subnet, task: Task, part: str, dims: i
         for where in places.split(BATCH):
             raw = task.train.inputs(where)
             if part in COMMON:
-                points.append(common_points(store, subnet, part, raw, dims).cpu())
+                seen = common_points(store, subnet, part, raw, dims, settings.frequencies)
+                points.append(seen.cpu())
             else:
                 outputs = store.outputs(subnet, tensors, raw)
                 points.append(told_by(subnet, [outputs]).features.cpu())
-    if part == "inputs":  # classes of inputs overlap: one mean is as good
+    spreads = part == "inputs" and settings.per_class
+    if spreads:  # of classes that occur
+        labels = labels.unique(return_inverse=True)[1]
+        num = int(labels.max()) + 1
+    elif part == "inputs":  # classes of inputs overlap: one mean is nearly as good
         labels, num = torch.zeros_like(labels), 1
-    return Gaussian.fit(torch.cat(points), labels, num)
+    found = Gaussian.fit(torch.cat(points), labels, num, spreads=spreads)
+    if part == "inputs" and raw.ndim == 4 and found.dims < raw[0].numel():
+        found = replace(found, frequencies=settings.frequencies)
+    return found
 
 
 def _claims(store: SubnetStore, subnets: Sequence[Subnet], raw: Tensor) -> Claims:
