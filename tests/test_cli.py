@@ -576,3 +576,32 @@ def test_compare_passes_its_options_on() -> None:
     made = compare_commands.run_arguments(options, "naive:class-IL", 0)
     again = parser.parse_args(list(made))
     assert again.method == "naive" and again.assignments[-1] == "naive.scenario_type=class-IL"
+
+
+KEPT = """
+import resource
+import numpy as np
+from tinysubnets.cli import keep_freed_memory
+
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def fetched() -> int:
+    before = faults()
+    for _ in range(10):
+        np.ones(1 << 23)  # 64 MiB, freed at once
+    return faults() - before
+
+without = fetched()
+print(without, fetched() if keep_freed_memory() and fetched() >= 0 else -1)
+"""
+
+
+def test_commands_that_train_keep_the_memory_that_they_free() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT], capture_output=True, text=True, check=True
+    )
+    without, kept = map(int, done.stdout.split())
+    if kept < 0:
+        pytest.skip("C's memory manager is not glibc's")
+    assert kept < without / 10  # pages fetched from the system
