@@ -308,12 +308,14 @@ class LadderTrainer:
         before = self._ground()
         if before is None or self.rungs[self._place_of(result.name)].density > 0:
             return False
-        chance = gain_by_chance(before.valid_accuracy, len(self.task.valid))
-        if None in (before.valid_loss, result.valid_loss) or abs(result.gain) > chance:
+        if before.valid_loss is None or result.valid_loss is None:
             return False
+        samples = len(self.task.valid)
+        chance = gain_by_chance(before.valid_accuracy, samples)
         fallen = before.valid_loss - result.valid_loss
-        least = loss_by_chance(before.valid_loss, len(self.task.valid))
-        return fallen > least and self.price * result.extra_bytes / 1000 <= chance
+        if abs(result.gain) > chance or fallen <= loss_by_chance(before.valid_loss, samples):
+            return False
+        return self.price * result.extra_bytes / 1000 <= chance
 
     def _ground(self) -> RungReport | None:
         """The rung that differences begin from; None where the first rung is one.
