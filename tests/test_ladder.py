@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tinysubnets.method.ladder import (
     LadderTrainer,
     RungReport,
     gain_by_chance,
+    loss_by_chance,
     num_wrong,
     told,
 )
@@ -63,7 +65,11 @@ def test_a_rung_is_climbed_where_it_gains_what_its_bytes_cost() -> None:
         gain = 100 * (rung.valid_accuracy - ground.valid_accuracy)
         chance = gain_by_chance(ground.valid_accuracy, len(points(5).valid))
         pays = gain > 0 and gain >= chance and rung.gain >= 1e-6 * rung.extra_bytes / 1000
-        assert rung.taken == pays
+        assert rung.valid_loss is not None and ground.valid_loss is not None
+        fallen = ground.valid_loss - rung.valid_loss
+        told_by_loss = fallen > loss_by_chance(ground.valid_loss, len(points(5).valid))
+        told_by_loss = told_by_loss and abs(rung.gain) <= chance and "%" not in rung.name
+        assert rung.taken == (pays or told_by_loss)
         last = rung if rung.taken else last
         ground = last if "%" not in last.name else ground
     assert last is not first  # something paid at this price
@@ -90,6 +96,49 @@ def test_few_samples_to_validate_with_climb_no_rung_by_luck() -> None:
         report = one.learn(Task.from_arrays("noise", inputs, labels, valid=0.2, seed=seed))
         for rung in report.rungs[1:]:
             assert not rung.taken or rung.gain >= 100 * 15**0.5 / 40  # of about 20 wrong
+
+
+@pytest.mark.parametrize(
+    ("rung", "chance", "price", "least", "taken"),
+    [
+        ("rank 3", 99.0, 1e-6, 0.01, True),  # accuracy cannot tell, the loss can
+        ("rank 3", 99.0, 1e-6, 9.0, False),  # nor can the loss
+        ("rank 3", 99.0, 1e6, 0.01, False),  # its bytes are worth more than what cannot be told
+        ("10%", 99.0, 1e-6, 0.01, False),  # a sparse difference comes in the place of another
+    ],
+)
+def test_where_accuracy_cannot_tell_the_loss_does(
+    rung: str, chance: float, price: float, least: float, taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(ladder, "gain_by_chance", lambda *_: chance)
+    monkeypatch.setattr(ladder, "loss_by_chance", lambda *_: least)
+    training = TRAINING | {"epochs": 12, "lr": 0.1}
+    one = learner(price=price, rungs=("head", rung), training=training, difference_lr=0.05)
+    head, other = one.learn(far(1)).rungs
+    assert head.valid_loss is not None and other.valid_loss is not None
+    assert 0.01 < head.valid_loss - other.valid_loss < 9 and 0 < other.gain < 99
+    assert other.taken == taken
+
+
+def test_a_much_worse_rung_is_not_climbed_for_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ladder, "loss_by_chance", lambda *_: -9.0)  # any loss is low enough
+    one = learner(**LADDER | {"rungs": ("head", "norms"), "training": TRAINING | {"lr": 3.0}})
+    trainer = climb(one, points(5))
+    while len(trainer.results) < 1:
+        trainer.epoch()
+    head = trainer.results[0]
+    monkeypatch.setattr(ladder, "gain_by_chance", lambda *_: 0.0)
+    assert not trainer._loss_tells(replace(head, name="norms", gain=-0.1))
+    assert trainer._loss_tells(replace(head, name="norms", gain=0.0, extra_bytes=0))
+
+
+def test_few_rungs_are_tried_unless_more_are_asked_for() -> None:
+    standard = climb(learner(price=1e-6), points(0))  # of this network no matrix is large enough
+    assert [r.name for r in standard.rungs] == ["head", "reuse", "rank 4"]
+    named = ("head", "norms", "0.5%", "2%", "5%")
+    asked = climb(learner(price=1e-6, rungs=named), points(0))
+    assert {r.name for r in asked.rungs} == set(named)
 
 
 def test_what_a_rung_costs_is_what_the_file_grows_by(tmp_path: Path) -> None:
@@ -249,14 +298,17 @@ def test_without_a_base_a_task_climbs_over_an_earlier_one() -> None:
         assert torch.equal(one.store.weights("t0"), one.store.weights("t1"))
 
 
-@pytest.mark.parametrize("rungs", [("head",), ("head", "10%"), ("10%",)])
-def test_over_an_earlier_task_head_and_norms_are_the_first_rung(rungs: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("rungs", [("head",), ("head", "10%"), ("10%",), None])
+def test_over_an_earlier_task_head_and_norms_are_the_first_rung(
+    rungs: tuple[str, ...] | None,
+) -> None:
     chosen = {"selection": "magnitude", "reference": "previous", "bits": 2, "first_density": 0.5}
     chosen |= {"price": 1e-6, "rungs": rungs, "post_pruning": False}
     one = TinySubNets(Architecture(norm_net()), training=TRAINING, device="cpu", **chosen)
     one.learn(points(0))
-    report = one.learn(points(1))
-    assert [r.name for r in report.rungs] == ["norms", *rungs[-1:]][: 1 + ("10%" in rungs)]
+    trainer = climb(one, points(1))
+    differences = [r for r in rungs if r == "10%"] if rungs is not None else ["5%", "2%", "0.5%"]
+    assert [r.name for r in trainer.rungs] == ["norms", *differences]
 
 
 def test_a_climb_that_ends_between_two_rungs_trains_nothing_more() -> None:
@@ -396,6 +448,7 @@ def test_a_sparser_difference_need_not_beat_chance_again(monkeypatch: pytest.Mon
     gain = 100 * (rungs["10%"].valid_accuracy - rungs["head"].valid_accuracy)
     # As much as the denser one has gained, and more than the sparser one.
     monkeypatch.setattr(ladder, "gain_by_chance", lambda *_: gain)
+    monkeypatch.setattr(ladder, "loss_by_chance", lambda *_: 9.0)  # norms are not climbed by it
     assert rungs_at(200.0)["2%"].taken
 
 

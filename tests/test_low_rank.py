@@ -21,6 +21,7 @@ from test_ladder import climb, far
 from tinysubnets.errors import DamageError, SettingError
 from tinysubnets.format import ModelFile, check, limits
 from tinysubnets.format.header import Manifest, manifest_of
+from tinysubnets.method.difference import FACTOR_BITS
 from tinysubnets.method.learner import TinySubNets
 from tinysubnets.method.settings import parse_rungs
 from tinysubnets.model.store import SubnetStore
@@ -74,6 +75,63 @@ def test_it_is_measured_as_it_is_stored() -> None:
     assert [r.name for r in report.rungs if r.taken] == ["head", "rank 3"]
     assert report.rungs[1].gain > 5  # a head alone cannot tell the sign of a product
     assert one.store.evaluate("far 1", task).accuracy == pytest.approx(report.valid_accuracy)
+
+
+def test_factors_are_trained_as_they_are_stored() -> None:
+    one = learner(**LOW)
+    trainer = climb(one, far(1))
+    while trainer.rung is None or trainer.rung.name == "head":
+        trainer.epoch()
+    module = trainer.module
+    assert isinstance(module, LowRankModule)
+    for epoch in range(12):
+        trainer.epoch()
+        if epoch < 5:  # in the first half they move freely
+            assert not module.settled and not module.steps.any()
+            assert torch.equal(module.rounded(), module.factors.detach())
+    assert module.settled and (module.steps > 0).all()
+    used = module.rounded()
+    assert torch.equal(used / module.steps, (used / module.steps).round())
+    assert not torch.equal(used, module.factors.detach())
+    trainer.finish()
+    subnet = one.store.subnet("far 1")
+    assert subnet.rank == 3 and subnet.bits == FACTOR_BITS
+    assert torch.equal(torch.cat([c.decode() for c in subnet.own]), used)
+    for factor, step in zip(
+        module.named_factors().values(), module.steps.split(list(module.places.sizes.values())),
+        strict=True,
+    ):  # fmt: skip
+        assert step.unique().numel() == 1  # of two bits: half a step to one in the root mean square
+        assert 0.4 < float(factor.square().mean().sqrt() / step[0]) < 1.2
+
+
+def test_a_rung_that_ends_early_is_rounded_by_its_size() -> None:
+    one = learner(**LOW)
+    trainer = climb(one, far(1))
+    while trainer.rung is None or trainer.rung.name == "head":
+        trainer.epoch()
+    for _ in range(3):
+        trainer.epoch()
+    module = trainer.module
+    assert isinstance(module, LowRankModule) and not module.steps.any()
+    trainer.finish()
+    subnet = one.store.subnet("far 1")
+    assert subnet.rank == 3
+    for coded, factor, step in zip(
+        subnet.own, module.named_factors().values(), module.exponents(), strict=True
+    ):
+        nearest = (factor.flatten() / 2.0**step).round() * 2.0**step
+        assert torch.equal(coded.decode(), nearest)
+
+
+@pytest.mark.parametrize("kept", ["accuracy", "loss", "auto"])
+def test_it_keeps_its_last_epoch_where_accuracy_would_choose(kept: str) -> None:
+    one = learner(**LOW | {"training": LOW["training"] | {"kept_epoch": kept}})
+    trainer, found = climb(one, far(1)), {}
+    while trainer.rung is not None:
+        found[trainer.rung.name] = trainer.training.settings.kept_epoch
+        trainer.epoch()
+    assert found == {"head": kept, "rank 3": "loss" if kept == "loss" else "last"}
 
 
 def test_files_keep_it_to_the_bit_for_both_readers(tmp_path: Path) -> None:

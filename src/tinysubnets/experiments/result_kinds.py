@@ -87,6 +87,7 @@ KINDS: dict[str, Kind] = {
     "tasks.*.rungs.*.taken": FLAG,
     "tasks.*.rungs.*.valid_accuracy": SHARE,
     "tasks.*.rungs.*.seconds": AMOUNT,
+    "tasks.*.rungs.*.valid_loss": AMOUNT,
     **{f"tasks.*.rungs.*.{name}": NUMBER for name in ("gain", "extra_bytes", "file_bytes")},
     "capacity": TABLE,
     "capacity.*": AMOUNT,

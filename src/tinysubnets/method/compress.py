@@ -22,7 +22,7 @@ from tinysubnets.method.pruning import (
     post_prune,
 )
 from tinysubnets.model.subnet import CodebookTensor, code, constant, rounded
-from tinysubnets.nn.low_rank import LowRankModule
+from tinysubnets.nn.low_rank import LowRankModule, step_of
 from tinysubnets.nn.magnitude import MagnitudeModule
 from tinysubnets.nn.masked import TaskModule
 from tinysubnets.nn.norms import folded, with_folded_biases
@@ -46,7 +46,6 @@ from tinysubnets.training.stages import (
 MAX_BITS = 8
 TASK_PARAM_LEVELS = (4, 5, 6, 8, 16, 32)
 DIFFERENCE_LEVELS = (2, 3, *TASK_PARAM_LEVELS)  # over a base, where most of it is known already
-FACTOR_LEVELS = (2, 3, 4, 5, 6, 8)
 # Rounding turns over some of the answers that are near to ties, to the better or to the worse. What
 # is lost by chance is the deviation of so many, one sample at the least.
 TURNED_OVER, LOSS_TOLERANCE = 0.02, 0.01
@@ -171,21 +170,13 @@ class Compressor:
                 break
         return bits, own
 
-    def factors(self, tolerance: float) -> Compressed:
-        """The factors of a difference of low rank, as coarsely rounded as does as well.
-
-        - `tolerance`: the validation accuracy that rounding may cost; see `is_as_good`.
-        """
-        module, training = self.module, self.training
+    def factors(self) -> Compressed:
+        """The factors of a difference of low rank, rounded as in training."""
+        module = self.module
         assert isinstance(module, LowRankModule)
-        exact = training.evaluate(self.tensors(module.final_weights()), recalibrate=False)
-        for level in FACTOR_LEVELS:
-            own = tuple(_rounded_factor(f, level) for f in module.named_factors().values())
-            weights = self.weights(self.mask, own)
-            found = training.evaluate(self.tensors(weights), recalibrate=False)
-            if is_as_good(found, exact, len(training.valid), tolerance):
-                break
-        return Compressed(self.mask, level, own, rank=module.places.rank)
+        pairs = zip(module.named_factors().values(), module.exponents(), strict=True)
+        own = tuple(_rounded_factor(factor, exponent) for factor, exponent in pairs)
+        return Compressed(self.mask, module.pruning.bits, own, rank=module.places.rank)
 
     def prune(
         self,
@@ -438,16 +429,23 @@ def store_task_params(
     return {name: out[name] for name in tensors}
 
 
-def _rounded_factor(factor: Tensor, bits: int) -> CodebookTensor:
-    """A factor on a grid, also one that stayed 0: nothing says elsewhere that it is constant."""
+def _rounded_factor(factor: Tensor, step: int) -> CodebookTensor:
+    """A factor on a grid, also one that stayed 0: nothing says elsewhere that it is constant.
+
+    - `step`: the exponent of its steps.
+    """
     if not bool(factor.isfinite().all()):
         return code(factor.flatten(), 32)
-    return rounded(factor.flatten(), _matrix_grid(factor, bits))
+    return rounded(factor.flatten(), _even_grid(factor, step))
 
 
 def _matrix_grid(values: Tensor, bits: int) -> Grid:
     """Steps of one size, by the root mean square: the best there is for a code by entropy."""
-    step = _exponent(float(values.double().square().mean().sqrt())) - (bits - 3)
+    return _even_grid(values, step_of(values, bits))
+
+
+def _even_grid(values: Tensor, step: int) -> Grid:
+    """Steps of one size, that of an exponent, up to the largest value."""
     largest = _exponent(float(values.abs().max()))
     mantissa = min(max(largest - step, 0), MAX_MANTISSA)
     return Grid(mantissa, _as_floor(step + mantissa))

@@ -90,6 +90,7 @@ class RungReport:
     - `gain`, `extra_bytes`: points of validation accuracy more, and bytes more.
     - `taken`: whether the gain is worth the bytes, so that the rung was climbed.
     - `epochs`, `best_epoch`, `seconds`: what its training took, and the epoch that was taken.
+    - `valid_loss`: of that epoch; None where it is not on record.
     """
 
     name: str
@@ -101,6 +102,7 @@ class RungReport:
     epochs: int
     best_epoch: int
     seconds: float
+    valid_loss: float | None = None
 
 
 @dataclass(frozen=True)

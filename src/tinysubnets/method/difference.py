@@ -22,7 +22,7 @@ from tinysubnets.method.core import SubnetTrainer
 from tinysubnets.method.ladder import LadderTrainer, price_of
 from tinysubnets.method.pruning import PruningStep
 from tinysubnets.method.reuse import below_head, best_earlier
-from tinysubnets.method.settings import Rung, TSNSettings, parse_rungs
+from tinysubnets.method.settings import OVER_BASE, OVER_TASK, Rung, TSNSettings, parse_rungs
 from tinysubnets.model.store import SubnetStore
 from tinysubnets.model.subnet import (
     BASE,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 CALIBRATION_SAMPLES = 500  # by which norms of the reference are fitted to a new task's inputs
 FINE_TUNING = 0.1  # of the learning rate, for differences to a base
 LOW_RANK = 0.3  # of the learning rate, for all that a rung of low rank trains
+FACTOR_BITS = 2  # of a factor: its root mean square has half a step to one step
 # A first difference to a base is trained longer than other rungs: which weights it moves is found
 # in the first part of its steps. In as many epochs as scales and shifts take it gained nothing.
 FIRST_EPOCHS = 2
@@ -74,8 +75,9 @@ def begin_difference(
         if difference.reference is None:
             density = settings.first_density or density
         return difference.trainer(Rung(WHOLE, density), has_norms=True)
-    rungs = parse_rungs(settings.rungs)
-    if difference.reference != BASE:  # a head of its own, and norms, such a task has anyhow
+    over_base = difference.reference == BASE
+    rungs = parse_rungs(settings.rungs or (OVER_BASE if over_base else OVER_TASK))
+    if not over_base:  # a head of its own, and norms, such a task has anyhow
         rungs = (Rung("norms", has_norms=True), *(r for r in rungs if r.density > 0))
     else:
         rungs = _possible(rungs, store.layout)
@@ -189,7 +191,7 @@ class Difference:
             key = InitKey(settings.seed, 0, learner.store.next_number)
             first = factors, factors.start(key)
             module: MagnitudeModule = LowRankModule(
-                architecture, layout, start, self.weights, first, own
+                architecture, layout, start, self.weights, first, own, FACTOR_BITS
             )
         else:
             module = MagnitudeModule(architecture, layout, start, self.weights, pruning, own)
@@ -266,6 +268,8 @@ class Difference:
         if rung.rank:
             rate = LOW_RANK * training.lr
             training = replace(training, lr=rate, min_lr=min(rate, training.min_lr))
+            if training.kept_epoch != "loss":  # the best of few images would be so by luck
+                training = replace(training, kept_epoch="last")
         if lr is not None and rung.density > 0 and rung.name != WHOLE:
             training = replace(training, lr=lr, min_lr=min(lr, training.min_lr))
         if self.is_over_base and rung.is_first_difference:
@@ -282,7 +286,7 @@ def _compress(
 ) -> Generator[PruningStep, None, Compressed]:
     """A trained rung's mask and codes; on a ladder, post-pruning would only climb down again."""
     if rung.rank:
-        return trained.factors(learner.settings.task_param_tolerance)
+        return trained.factors()
     if rung.density == 0:
         return Compressed(trained.mask, 1, trained.encode(trained.mask, 1))
     return (yield from learner.compress(trained, bank, post_pruning=rung.name == WHOLE))

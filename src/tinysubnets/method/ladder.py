@@ -3,7 +3,8 @@
 It first tries what is nearly free and goes on to what costs more: its head on the weights that are
 there, then on what an earlier task has made of them, then its own scales and shifts. A rung is
 climbed where validation accuracy gains what its bytes are priced at, and more than chance would:
-few samples to validate with cannot tell a small gain from luck.
+few samples to validate with cannot tell a small gain from luck. Where they cannot tell, and bytes
+are worth less than that, the validation loss decides.
 
 Differences come last, the densest first: where that one gains nothing, none will. Each sparser one
 goes on from it, pruned further, and takes its place where that saves more than it loses at the same
@@ -68,6 +69,17 @@ def gain_by_chance(accuracy: float, samples: int) -> float:
     2.0
     """
     return 100 * max(LEAST_GAIN, math.sqrt(num_wrong(accuracy, samples))) / samples
+
+
+def loss_by_chance(loss: float, samples: int) -> float:
+    """By how much the mean loss may seem to fall where nothing is better: one standard error.
+
+    Losses of samples, and their differences between two networks, are about as large as their mean.
+
+    >>> loss_by_chance(0.5, 100)
+    0.05
+    """
+    return loss / math.sqrt(samples)
 
 
 def num_wrong(accuracy: float, samples: int) -> int:
@@ -282,9 +294,28 @@ class LadderTrainer:
             epochs=progress.epoch,
             best_epoch=progress.best_epoch,
             seconds=progress.seconds,
+            valid_loss=progress.best_loss if math.isfinite(progress.best_loss) else None,
         )
         pays = subnet is not None and gain >= self.price * extra / 1000
-        return replace(result, taken=before is None or (pays and self._is_gain(result)))
+        taken = before is None or (pays and self._is_gain(result))
+        return replace(result, taken=taken or (subnet is not None and self._loss_tells(result)))
+
+    def _loss_tells(self, result: RungReport) -> bool:
+        """Whether accuracy cannot tell a rung from the last one climbed, and its loss is lower.
+
+        Not of sparse differences, each of which comes in the place of another.
+        """
+        before = self._ground()
+        if before is None or self.rungs[self._place_of(result.name)].density > 0:
+            return False
+        if before.valid_loss is None or result.valid_loss is None:
+            return False
+        samples = len(self.task.valid)
+        chance = gain_by_chance(before.valid_accuracy, samples)
+        fallen = before.valid_loss - result.valid_loss
+        if abs(result.gain) > chance or fallen <= loss_by_chance(before.valid_loss, samples):
+            return False
+        return self.price * result.extra_bytes / 1000 <= chance
 
     def _ground(self) -> RungReport | None:
         """The rung that differences begin from; None where the first rung is one.

@@ -13,6 +13,9 @@ from tinysubnets.nn import MAX_RANK
 
 # Cheaper than any share of the weights, in this order; differences of low rank come behind.
 FREE_RUNGS = {"head": -3.0, "reuse": -2.0, "norms": -1.0}
+# Those tried where none are given. Over a base few: each is one more that validation data may
+# overrate, and a difference of low rank does as well as norms and sparse ones together.
+OVER_BASE, OVER_TASK = ("head", "reuse", "rank 4"), ("0.5%", "2%", "5%")
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class TSNSettings:
     - `rungs`: over a base the "head" alone; "reuse", a head over what an earlier task has added to
       the base; "norms", own scales, shifts and biases; differences of low rank, such as "rank 4",
       and sparse ones of a density, such as "0.5%", which come in their place. Over an earlier task
-      head and norms are one, and there are no low ranks.
+      head and norms are one, and there are no low ranks. By default "head", "reuse" and "rank 4"
+      over a base, "0.5%", "2%" and "5%" over an earlier task.
     - `bits`: the width of a code; "auto" takes the least of `first_bits`…8 that loses at most
       `tolerance` of validation accuracy; 32 stores weights as they are.
     - `first_bits`: the least width that "auto" tries.
@@ -143,7 +147,7 @@ class TSNSettings:
     difference_decay: float | None = None
     difference_lr: float | None = None
     price: float | None = None
-    rungs: tuple[str, ...] = ("head", "reuse", "norms", "rank 4", "0.5%", "2%", "5%")
+    rungs: tuple[str, ...] | None = None
     bits: Literal["auto"] | int = "auto"
     first_bits: int = 2
     training_bits: int = 4
@@ -228,7 +232,8 @@ class TSNSettings:
         rate, price = self.difference_lr, self.price
         _require(rate is None or 0 < rate < math.inf, "difference_lr", rate, "a number above 0")
         _require(price is None or 0 <= price < math.inf, "price", price, "a number of at least 0")
-        parse_rungs(self.rungs)
+        if self.rungs is not None:
+            parse_rungs(self.rungs)
         _require(
             self.memory is not None or self.max_banks == 1 or self.sharing == "none",
             "memory",

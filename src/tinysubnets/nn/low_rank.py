@@ -8,6 +8,7 @@ tensors that have some, then the downs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from math import prod
@@ -18,7 +19,12 @@ from torch import Tensor, nn
 from tinysubnets.nn.architecture import Architecture
 from tinysubnets.nn.init import InitialState, InitKey
 from tinysubnets.nn.layout import Layout
-from tinysubnets.nn.magnitude import MagnitudeModule, MagnitudePruning
+from tinysubnets.nn.magnitude import (
+    QUANTIZED_FROM,
+    MagnitudeModule,
+    MagnitudePruning,
+    StraightThrough,
+)
 
 PIECE = 1 << 20  # products at a time
 SPREAD = 2.0  # of the first downs, in units of 1 / √columns: a LoRA whose alpha is twice its rank
@@ -112,14 +118,27 @@ def has_factors(shape: tuple[int, ...], rank: int) -> bool:
     return 2 * rank * (rows + columns) <= rows * columns
 
 
+def step_of(values: Tensor, bits: int) -> int:
+    """The exponent of the steps that a matrix is rounded to, by its root mean square.
+
+    That has 2 to 4 steps at 4 bits, and half as many for each bit less.
+    """
+    return math.frexp(float(values.double().square().mean().sqrt()))[1] - 1 - (bits - 3)
+
+
 class LowRankModule(MagnitudeModule):
     """One task in training over a frozen base as a difference of low rank to a reference.
+
+    In the second half of all steps factors are rounded as they will be stored.
 
     - `start`: what training begins with; it has no values of its own.
     - `reference`: the weights [N] that the product is added to.
     - `factors`: those of training's begin [F], and where they stand.
     - `own_params`: the names of the task-specific parameters that the task has for itself.
+    - `bits`: how finely factors are rounded, see `step_of`.
     """
+
+    steps: Tensor  # [F]: what factors are rounded to multiples of; 0 where they are not, yet
 
     def __init__(
         self,
@@ -129,23 +148,51 @@ class LowRankModule(MagnitudeModule):
         reference: Tensor,
         factors: tuple[Factors, Tensor],
         own_params: Collection[str],
+        bits: int,
     ) -> None:
         nothing = InitialState(start.scores, torch.zeros(layout.num_weights), start.task_params)
         super().__init__(
-            architecture, layout, nothing, reference, MagnitudePruning(0.0), own_params
+            architecture, layout, nothing, reference, MagnitudePruning(0.0, bits=bits), own_params
         )
         self.mode = "frozen"
         self.places = factors[0]
         self.factors = nn.Parameter(factors[1].clone())
+        self.register_buffer("steps", torch.zeros_like(factors[1]))
+
+    @property
+    def settled(self) -> bool:
+        """Whether factors are already what they will be stored as."""
+        return self.share_done >= QUANTIZED_FROM
+
+    @torch.no_grad()
+    def update_codebooks_(self, share: float = 1.0) -> None:
+        """Fit the steps of each factor anew, once the time to round has come.
+
+        - `share`: that of all steps of training which is done, 0 to 1.
+        """
+        self.share_done = share
+        if self.settled:
+            steps = [
+                torch.full((f.numel(),), 2.0 ** step_of(f, self.pruning.bits) if f.any() else 0.0)
+                for f in self.named_factors().values()
+            ]
+            self.steps.copy_(torch.cat(steps))
+
+    @torch.no_grad()
+    def rounded(self) -> Tensor:
+        """The factors as they are used [F]: multiples of their steps, where these are known."""
+        factors = self.factors.detach()
+        return torch.where(self.steps > 0, (factors / self.steps).round() * self.steps, factors)
 
     def effective(self, mask: Tensor | None = None) -> Tensor:
         """The effective weights [N] that training differentiates through."""
-        return self.places.trained_sum(self.reference, self.factors)
+        used = StraightThrough.apply(self.factors, self.rounded())
+        return self.places.trained_sum(self.reference, used)
 
     @torch.no_grad()
     def final_weights(self, mask: Tensor | None = None) -> Tensor:
         """The weights [N] of the task as it is evaluated."""
-        return self.with_factors(self.factors.detach())
+        return self.with_factors(self.rounded())
 
     def with_factors(self, values: Tensor) -> Tensor:
         """The weights [N] with other factors [F], such as rounded ones."""
@@ -154,7 +201,7 @@ class LowRankModule(MagnitudeModule):
     @torch.no_grad()
     def difference(self) -> Tensor:
         """What is added to the reference [N]."""
-        return self.with_factors(self.factors.detach()) - self.reference
+        return self.final_weights() - self.reference
 
     def named_factors(self) -> Mapping[str, Tensor]:
         """Each factor as a matrix, by its name in `Factors.sizes`."""
@@ -162,6 +209,15 @@ class LowRankModule(MagnitudeModule):
         for place, up, down in self.places.split(self.factors.detach()):
             ups[f"{place}.up"], downs[f"{place}.down"] = up, down
         return ups | downs
+
+    def exponents(self) -> list[int]:
+        """The exponent of each factor's steps; by its size where it was not rounded in training."""
+        named = self.named_factors()
+        steps = self.steps.split([f.numel() for f in named.values()])
+        return [
+            round(math.log2(float(s[0]))) if s[0] > 0 else step_of(f, self.pruning.bits)
+            for s, f in zip(steps, named.values(), strict=True)
+        ]
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters that training moves: factors are matrices."""

@@ -18,7 +18,8 @@ class TrainingSettings:
       difference to a base).
     - `kept_epoch`: the epoch that is kept: of the best validation "accuracy", of equal ones that of
       the lowest loss; of the lowest validation "loss"; or the "last". "auto" keeps the last one
-      where fewer than 60 validation samples could not tell which is best, else by accuracy.
+      where fewer than 60 validation samples could not tell which is best, else by accuracy. A rung
+      of low rank keeps the last one unless this says "loss".
     - `batch_size`: samples per step; the last batch of an epoch is filled up from its beginning.
     - `micro_batch`: at most so many samples of a batch pass the network at once, and gradients add
       up to those of the batch; for large images where memory is short. BatchNorm that is not frozen
