@@ -857,13 +857,13 @@ def test_densities_in_other_coordinates_are_not_compared() -> None:
         vectors = dict(kept["p1"].routing)
         vectors["inputs"] = torch.cat([vectors["inputs"], torch.tensor([4.0])])
         store.subnets = kept | {"p1": replace(kept["p1"], routing=vectors)}
-        store._forget()
+        store.drop_caches_()
         inputs = permuted()[0].test.inputs(slice(0, 4))
         assert store.route(inputs).rule == "energy"
         assert store.route(inputs, among=["p0", "p2"]).rule == "energy + inputs"
     finally:
         store.subnets = kept
-        store._forget()
+        store.drop_caches_()
 
 
 def test_weights_are_those_of_the_greatest_likelihood() -> None:
