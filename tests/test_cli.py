@@ -19,7 +19,7 @@ import pytest
 
 from held_network import held
 from run_helpers import numbers, small_options, tsn, until
-from tinysubnets import errors, networks, scenarios
+from tinysubnets import cli, errors, networks, scenarios
 from tinysubnets.cli import main
 from tinysubnets.commands import compare as compare_commands
 from tinysubnets.commands import demo as demo_command
@@ -605,3 +605,22 @@ def test_commands_that_train_keep_the_memory_that_they_free() -> None:
     if kept < 0:
         pytest.skip("C's memory manager is not glibc's")
     assert kept < without / 10  # pages fetched from the system
+
+
+@pytest.mark.parametrize(
+    ("command", "is_kept"),
+    [*((c, True) for c in cli.TRAINING), ("predict", False), ("serve", False), ("--help", False)],
+)
+def test_only_a_process_that_trains_keeps_its_memory(
+    command: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none that calls `main` for something of its own."""
+    kept: list[str] = []
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: kept.append(command))
+    monkeypatch.setattr(cli, "_main", lambda words: 0)
+    main([command])
+    assert kept == []
+    monkeypatch.setattr(sys, "argv", ["tsn", command])
+    main()
+    assert kept == [command] * is_kept
+    assert set(cli.TRAINING) <= set(cli._built()[1])

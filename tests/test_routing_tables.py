@@ -192,6 +192,12 @@ def test_the_price_stands_beside_the_numbers_of_the_front_page(runs: Path) -> No
     found = wsn(runs)
     text = make_results.headline_table([("ours", found)])
     assert text.endswith("class-IL, domain-IL: without the task's name; 3 passes an input.")
+    alone = [
+        replace(r, result=r.result | {"without_task": r.without_task | {"domain-IL": None}})
+        for r in found
+    ]
+    text_of_one = make_results.headline_table([("ours", alone)])
+    assert text_of_one.endswith("\n\nclass-IL: without the task's name; 3 passes an input.")
     values = [v for r in found if (v := r.routed("class-IL", "average_accuracy")) is not None]
     assert "class-IL %" in text and f"| {100 * sum(values) / 2:.2f} ± " in text
     bare = replace(found[0], result=found[0].result | {"without_task": None})
