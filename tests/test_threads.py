@@ -58,7 +58,7 @@ class Yielding(SubnetStore):
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", mostly_slow([1, 3, 32], quick=[3]))
 def test_eight_threads_each_get_their_own_task(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tinysubnets.model.store.MAX_DECODED", kept, raising=False)
+    monkeypatch.setattr("tinysubnets.model.store.MAX_DECODED", kept)
     plain = models.store(tasks=8)
     store = Yielding(plain.architecture)
     store.banks, store.subnets = plain.banks, plain.subnets
