@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,19 @@ def test_a_rung_that_ends_early_is_rounded_by_its_size() -> None:
     ):
         nearest = (factor.flatten() / 2.0**step).round() * 2.0**step
         assert torch.equal(coded.decode(), nearest)
+
+
+def test_factors_that_diverge_end_in_no_error_of_torch() -> None:
+    trainer = climb(learner(**LOW), far(1))
+    while trainer.rung is None or trainer.rung.name == "head":
+        trainer.epoch()
+    module = trainer.module
+    assert isinstance(module, LowRankModule)
+    for value in (3e38, math.inf, math.nan):
+        with torch.no_grad():
+            module.factors.fill_(value)
+        module.update_codebooks_(0.75)
+        assert module.steps.isfinite().all() and (module.steps > 0).all()
 
 
 @pytest.mark.parametrize("kept", ["accuracy", "loss", "auto"])

@@ -792,7 +792,8 @@ def _graph_of(subnet: Subnet, network: nn.Module) -> torch.fx.Graph:
         seen = inputs.long() if embeds else inputs.float()
     num, parts = len(subnet.classes), []
     for k in range(subnet.rotations or 1):
-        parts.append(value(graph.call_module("network", (turned(seen, k).node,))))
+        image: Any = turned(seen, k)
+        parts.append(value(graph.call_module("network", (image.node,))))
     logits = parts[0]
     if subnet.rotations:  # as `joined_logits` computes them
         own = [part.narrow(1, k * num, num) for k, part in enumerate(parts)]
