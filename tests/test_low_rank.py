@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from forge import Sections, forged
 from nets import points
 from test_base import TRAINING, base_of, data, learner, pretrained
 from test_ladder import climb, far
-from tinysubnets.errors import DamageError, SettingError
+from tinysubnets.errors import DamageError, SettingError, TaskError
 from tinysubnets.format import ModelFile, check, limits
 from tinysubnets.format.header import Manifest, manifest_of
 from tinysubnets.method.difference import FACTOR_BITS
@@ -124,6 +125,19 @@ def test_a_rung_that_ends_early_is_rounded_by_its_size() -> None:
         assert torch.equal(coded.decode(), nearest)
 
 
+def test_factors_that_diverge_end_in_no_error_of_torch() -> None:
+    trainer = climb(learner(**LOW), far(1))
+    while trainer.rung is None or trainer.rung.name == "head":
+        trainer.epoch()
+    module = trainer.module
+    assert isinstance(module, LowRankModule)
+    for value in (3e38, math.inf, math.nan):
+        with torch.no_grad():
+            module.factors.fill_(value)
+        module.update_codebooks_(0.75)
+        assert module.steps.isfinite().all() and (module.steps > 0).all()
+
+
 @pytest.mark.parametrize("kept", ["accuracy", "loss", "auto"])
 def test_it_keeps_its_last_epoch_where_accuracy_would_choose(kept: str) -> None:
     one = learner(**LOW | {"training": LOW["training"] | {"kept_epoch": kept}})
@@ -199,6 +213,26 @@ def test_an_interrupted_climb_ends_in_the_same_bytes(epochs: int) -> None:
         resumed.epoch()
     resumed.finish()
     assert data(second.store) == data(whole.store)
+
+
+@pytest.mark.parametrize("epochs", [13, 26])  # in the rung of low rank, and behind it
+def test_a_state_of_factors_that_were_not_rounded_in_training_is_refused(epochs: int) -> None:
+    settings = LOW | {"rungs": ("head", "rank 3", "10%")}
+    trainer = climb(learner(**settings), far(1))
+    for _ in range(epochs):
+        trainer.epoch()
+    tensors, numbers = trainer.state()
+    old = {n: t for n, t in tensors.items() if not n.endswith("steps")}
+    assert old.keys() != tensors.keys()
+    with pytest.raises(TaskError, match=r"earlier version.*begin the run anew"):
+        climb(learner(**settings), far(1)).restore_(old, numbers)
+
+
+def test_a_state_of_a_rung_that_is_not_there_is_refused() -> None:
+    trainer = climb(learner(**LOW), far(1))
+    other = climb(learner(**LOW | {"rungs": ("norms", "rank 3")}), far(1))
+    with pytest.raises(TaskError, match="rung 'head', which is none of norms, rank 3"):
+        other.restore_(*trainer.state())
 
 
 def test_a_sparse_difference_begins_with_what_the_product_adds() -> None:

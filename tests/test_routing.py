@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import math
+import tracemalloc
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import test_base as over_base
 from digit_tasks import digits, permuted, split
@@ -755,6 +757,41 @@ def test_classes_may_spread_unlike_each_other() -> None:
         {"inputs.rows": vectors["inputs.rows"][:-1]},
     ):
         assert Record.read(vectors | wrong) is None, wrong
+
+
+@pytest.mark.parametrize("with_spreads", [False, True])
+def test_densities_of_many_classes_are_computed_a_part_at_a_time(
+    with_spreads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may hold more classes than a task has; what they take at once stays bounded."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(50, 4, generator=generator)
+    spreads = torch.rand(50, 4, generator=generator) if with_spreads else None
+    gaussian = Gaussian(torch.eye(4), means, 0.5, spreads)
+    points = torch.randn(20, 4, generator=generator)
+    whole, most = gaussian.log_density(points), 0
+    monkeypatch.setattr("tinysubnets.model.routing.CLASS_VALUES", 7 * 4 * 500)
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal most
+            found = func(*args, **(kwargs or {}))
+            most = max(most, found.numel() if isinstance(found, Tensor) else 0)
+            return found
+
+    with Watch():
+        parts = gaussian.log_density(points)
+    assert most == 20 * 7 * 4 and torch.equal(parts, whole)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3000), (1, 3000, 1), (3000, 1, 1)])
+def test_lowest_frequencies_take_no_more_memory_than_their_number(shape: tuple[int, ...]) -> None:
+    """All frequencies of 3,000 places are 72 MB, of which two are asked for."""
+    tracemalloc.start()
+    rows = input_projection(shape, 3, 2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows.shape == (3, 3000) and peak < 2_000_000
 
 
 def test_a_class_of_few_samples_spreads_like_the_others() -> None:

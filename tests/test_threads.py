@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import models
 from nets import learner, mlp, task
@@ -89,6 +92,57 @@ def test_a_store_that_was_restored_forgets_what_it_decoded() -> None:
     assert not torch.equal(learn.logits("a", probe), other.logits("a", probe))
     learn.restore_(*other.state())
     assert torch.equal(learn.logits("a", probe), other.logits("a", probe))
+
+
+class Passing(nn.Module):
+    """A network during whose pass other threads can work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.0005)
+        return self.head(self.body(x).relu())
+
+
+def test_a_module_is_made_while_other_threads_answer() -> None:
+    learn = learner(Passing())
+    learn.learn(task())
+    probe, done = task().train.inputs(), threading.Event()
+    expected = learn.logits("a", probe)
+
+    def ask() -> int:
+        wrong = 0
+        while not done.is_set():
+            wrong += not torch.equal(learn.logits("a", probe), expected)
+        return wrong
+
+    def make() -> int:
+        try:
+            with torch.no_grad():
+                modules = [learn.store.module("a") for _ in range(30)]
+            return sum(not torch.equal(m(probe), expected) for m in modules)
+        finally:
+            done.set()
+
+    assert at_once([ask, ask, make]) == [0, 0, 0]
+
+
+class Forgetful(SubnetStore):
+    """A store in which another thread drops what was made of entries right after it was made."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, {} if name == "_by_number" else value)
+
+
+def test_references_are_followed_while_another_thread_drops_what_they_were_read_from() -> None:
+    plain = models.store(tasks=2)
+    store = Forgetful(plain.architecture)
+    first, second = (replace(plain.subnets[t], number=n) for n, t in enumerate(plain.tasks))
+    second = replace(second, reference=first.number)
+    store.subnets = {first.name: first, second.name: second}
+    assert store.chain(second) == [second, first]
 
 
 def flags() -> tuple[bool, ...]:

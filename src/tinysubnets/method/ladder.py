@@ -386,10 +386,24 @@ class LadderTrainer:
 
     def restore_(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on from a state of a trainer of the same task and the same store."""
+        climb = f"the climb of {self.task.name!r} was begun"
         if "rung" not in numbers:  # rungs were counted, and came in another order
             raise TaskError(
-                f"the climb of {self.task.name!r} was begun by an earlier version, whose rungs "
-                "came in another order; begin the run anew."
+                f"{climb} by an earlier version, whose rungs came in another order; begin the run "
+                "anew."
+            )
+        known = [r.name for r in self.rungs]
+        for name in (numbers["rung"], numbers["climbed"]):
+            if name is not None and name not in known:
+                raise TaskError(
+                    f"{climb} with a rung {name!r}, which is none of {', '.join(known)}; give the "
+                    "same rungs, or begin the run anew."
+                )
+        factors = [n for n in tensors if n.endswith(".factors")]
+        if any(f"{n.removesuffix('factors')}steps" not in tensors for n in factors):
+            raise TaskError(
+                f"{climb} by an earlier version, which did not round factors in training; begin "
+                "the run anew."
             )
 
         def part(prefix: str) -> dict[str, Tensor]:

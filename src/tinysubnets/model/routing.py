@@ -63,6 +63,7 @@ ROW_STEPS = 4  # at least so many to the typical entry below a whitening matrix'
 BITS = 5  # of class means
 SPREAD_SAMPLES = 10  # so many samples speak against a class that spreads unlike the others
 BATCH = 500  # samples in a pass
+CLASS_VALUES = 1 << 24  # of differences to classes' means that are computed at once
 # Of streamed inputs that all tasks see before more are read: they wait in the host's memory,
 # whatever the device has for decoded tasks.
 CHUNK_BYTES = 48 << 20
@@ -298,11 +299,17 @@ class Gaussian:
         It is that of one class, the one under which it is largest.
         """
         white = points @ self.whiten.T
-        rest = white[:, None] - self.means  # [n, classes, d]
-        if self.spreads is None:
-            return self.level - rest.square().sum(2).amin(1) / 2  # at the nearest mean
-        squares = (rest * (-self.spreads).exp()).square().sum(2)
-        return self.level - (squares / 2 + self.spreads.sum(1)).amin(1)
+        num = max(1, CLASS_VALUES // (BATCH * self.dims))
+        spreads = [None] * len(self.means) if self.spreads is None else self.spreads.split(num)
+        found: list[Tensor] = []
+        for means, own in zip(self.means.split(num), spreads, strict=False):
+            rest = white[:, None] - means  # [n, classes, d]
+            if own is None:
+                found.append(rest.square().sum(2).amin(1) / 2)  # at the nearest mean
+            else:
+                squares = (rest * (-own).exp()).square().sum(2)
+                found.append((squares / 2 + own.sum(1)).amin(1))
+        return self.level - (found[0] if len(found) == 1 else torch.stack(found).amin(0))
 
 
 @dataclass(frozen=True)
@@ -473,12 +480,15 @@ def _lowest(channels: int, height: int, width: int, count: int) -> np.ndarray:
     their length, since images vary most in these: numbers of equal steps are as fine for them as
     for the other coordinates. Rounded, so that they are the same on every machine.
     """
-    mixed, down, across = _contrasts(channels), _cosines(height), _cosines(width)
+    mixed = _contrasts(channels, count)
+    down, across = _cosines(height, count), _cosines(width, count)
+    # Before a place come all those of no later channel, row and column, so that it is none of the
+    # lowest where these are too many.
     places = sorted(
         ((4 if channel else 1) * (i * i + j * j), channel, i, j)
-        for channel in range(channels)
-        for i in range(min(height, count))
-        for j in range(min(width, count))
+        for channel in range(min(channels, count))
+        for i in range(min(height, count // (channel + 1)))
+        for j in range(min(width, count // ((channel + 1) * (i + 1))))
     )
     rows = np.empty((count, channels * height * width), np.float32)
     for row, (_, channel, i, j) in zip(rows, places[:count], strict=True):
@@ -487,18 +497,18 @@ def _lowest(channels: int, height: int, width: int, count: int) -> np.ndarray:
     return rows
 
 
-def _cosines(size: int) -> np.ndarray:
-    """An orthonormal basis of cosines, [frequencies, places], by rising frequency."""
+def _cosines(size: int, count: int) -> np.ndarray:
+    """The first `count` of an orthonormal basis of cosines, [frequencies, places], from low on."""
     steps = np.arange(size)
-    waves = np.cos(np.pi / size * np.outer(steps, steps + 0.5)) * math.sqrt(2 / size)
+    waves = np.cos(np.pi / size * np.outer(steps[:count], steps + 0.5)) * math.sqrt(2 / size)
     waves[0] = math.sqrt(1 / size)
     return waves
 
 
-def _contrasts(channels: int) -> np.ndarray:
-    """An orthonormal basis [channels, channels]: their mean, and how each differs from others."""
-    rows = np.full((channels, channels), 1 / math.sqrt(channels))
-    for k in range(1, channels):
+def _contrasts(channels: int, count: int) -> np.ndarray:
+    """The first `count` of an orthonormal basis: the channels' mean, and how each differs."""
+    rows = np.full((min(channels, count), channels), 1 / math.sqrt(channels))
+    for k in range(1, len(rows)):
         rows[k] = [1.0] * k + [-float(k)] + [0.0] * (channels - k - 1)
         rows[k] /= math.sqrt(k * (k + 1))
     return rows

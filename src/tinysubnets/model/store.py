@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.fx.proxy import GraphAppendingTracer, Proxy
 
 from tinysubnets.coding.bits import pack_mask
 from tinysubnets.errors import TaskError, unknown
@@ -338,9 +339,10 @@ class SubnetStore:
         """A subnet, the one it adds its weights to, and so on; the base is not among them."""
         if task_number(subnet.reference) is None:
             return [subnet]
-        if not self._by_number:
-            self._by_number = {s.number: s for s in self.entries()}
-        return subnet.chain(self._by_number)
+        numbers = self._by_number  # read once: another thread may replace it
+        if not numbers:
+            numbers = self._by_number = {s.number: s for s in self.entries()}
+        return subnet.chain(numbers)
 
     def drop_caches_(self) -> None:
         """Drop decoded tensors and other caches, since the subnets they were made of changed."""
@@ -653,8 +655,13 @@ class SubnetStore:
         It is a `torch.fx.GraphModule` around the user's own network, with the normalization inside.
         """
         net = self.architecture.build({n: t.cpu() for n, t in self.tensors(task).items()})
-        module = _RawInputs(net, self.subnet(task))
-        return torch.fx.GraphModule(module, _Flat().trace(module)).eval()
+        root, subnet = nn.Module(), self.subnet(task)
+        root.add_module("network", net)
+        if subnet.normalization.mean:
+            mean, factor = subnet.normalization.tensors()
+            root.register_buffer("input_mean", mean)
+            root.register_buffer("input_factor", factor)
+        return torch.fx.GraphModule(root, _graph_of(subnet, net)).eval()
 
     def digest(self, task: str) -> str:
         """A hash of the task's decoded tensors: equal exactly if every bit of them is equal."""
@@ -763,41 +770,36 @@ class SubnetStore:
         )
 
 
-class _RawInputs(nn.Module):
-    """A task's network for raw inputs. Its forward is traced, and only the tensors stay."""
+def _graph_of(subnet: Subnet, network: nn.Module) -> torch.fx.Graph:
+    """What a task's network computes of raw inputs, with the network in one piece.
 
-    input_mean: Tensor
-    input_factor: Tensor
+    Written down without a tracer, which would record the passes of other threads, too.
+    """
+    graph = torch.fx.Graph()
+    tracer = GraphAppendingTracer(graph)
 
-    def __init__(self, network: nn.Module, subnet: Subnet) -> None:
-        super().__init__()
-        self.network, self.subnet = network, subnet
+    def value(node: torch.fx.Node) -> Any:
+        """A stand-in for a tensor, whose operations become nodes of the graph."""
+        return Proxy(node, tracer)
+
+    inputs = value(graph.placeholder("inputs"))
+    if subnet.normalization.mean:
+        mean, factor = (value(graph.get_attr(f"input_{n}")) for n in ("mean", "factor"))
+        seen = torch.mul(torch.sub(inputs.float(), mean), factor)
+    else:  # tokens of any integer type, or numbers that are left as they are
         kinds = (nn.Embedding, nn.EmbeddingBag)
-        self.embeds = any(isinstance(m, kinds) for m in network.modules())
-        mean, factor = subnet.normalization.tensors()
-        self.register_buffer("input_mean", mean)
-        self.register_buffer("input_factor", factor)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The logits of the task."""
-        if self.subnet.normalization.mean:
-            seen = torch.mul(torch.sub(inputs.float(), self.input_mean), self.input_factor)
-        else:  # tokens of any integer type, or numbers that are left as they are
-            seen = inputs.long() if self.embeds else inputs.float()
-        if not self.subnet.rotations:
-            return self.network(seen)
-        num, parts = len(self.subnet.classes), []  # as `joined_logits` computes them
-        for k in range(self.subnet.rotations):
-            parts.append(self.network(turned(seen, k)).narrow(1, k * num, num))
-        return torch.stack(parts).mean(0)
-
-
-class _Flat(torch.fx.Tracer):
-    """A tracer that leaves the network in one piece."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Every module but the outermost."""
-        return True
+        embeds = any(isinstance(m, kinds) for m in network.modules())
+        seen = inputs.long() if embeds else inputs.float()
+    num, parts = len(subnet.classes), []
+    for k in range(subnet.rotations or 1):
+        image: Any = turned(seen, k)
+        parts.append(value(graph.call_module("network", (image.node,))))
+    logits = parts[0]
+    if subnet.rotations:  # as `joined_logits` computes them
+        own = [part.narrow(1, k * num, num) for k, part in enumerate(parts)]
+        logits = torch.stack(own).mean(0)
+    graph.output(logits.node)
+    return graph
 
 
 def _as_stored(subnet: Subnet, coded_mask: CodedMask) -> Subnet:

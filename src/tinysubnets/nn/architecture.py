@@ -238,11 +238,13 @@ class Architecture:
         """The user's own network again, in evaluation mode, holding the given tensors."""
         code = self.code("eval")
         memo: dict[int, Any] = {}
-        for name, parameter in code.named_parameters():
-            memo[id(parameter)] = nn.Parameter(tensors[name].detach().clone(), requires_grad=False)
-        for name, buffer in code.named_buffers():
-            memo[id(buffer)] = tensors[name].detach().clone()
-        net = copy.deepcopy(code, memo)
+        with self.alone():  # during a pass it holds the tensors of the task that is computed
+            for name, parameter in code.named_parameters():
+                value = tensors[name].detach().clone()
+                memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
+            for name, buffer in code.named_buffers():
+                memo[id(buffer)] = tensors[name].detach().clone()
+            net = copy.deepcopy(code, memo)
         for name in self.output:
             layer = net.get_submodule(name.rpartition(".")[0])
             width = tensors[name].shape[0]

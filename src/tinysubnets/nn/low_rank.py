@@ -27,6 +27,7 @@ from tinysubnets.nn.magnitude import (
 )
 
 PIECE = 1 << 20  # products at a time
+LARGEST_EXPONENT = 127  # of a float32
 SPREAD = 2.0  # of the first downs, in units of 1 / √columns: a LoRA whose alpha is twice its rank
 
 
@@ -121,9 +122,11 @@ def has_factors(shape: tuple[int, ...], rank: int) -> bool:
 def step_of(values: Tensor, bits: int) -> int:
     """The exponent of the steps that a matrix is rounded to, by its root mean square.
 
-    That has 2 to 4 steps at 4 bits, and half as many for each bit less.
+    That has 2 to 4 steps at 4 bits, and half as many for each bit less. No step is more than a
+    float32 can be, however far training has diverged.
     """
-    return math.frexp(float(values.double().square().mean().sqrt()))[1] - 1 - (bits - 3)
+    exponent = math.frexp(float(values.double().square().mean().sqrt()))[1] - 1 - (bits - 3)
+    return min(exponent, LARGEST_EXPONENT)
 
 
 class LowRankModule(MagnitudeModule):
