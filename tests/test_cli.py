@@ -624,3 +624,28 @@ def test_only_a_process_that_trains_keeps_its_memory(
     main()
     assert kept == [command] * is_kept
     assert set(cli.TRAINING) <= set(cli._built()[1])
+
+
+def test_a_folder_is_no_recipe_and_the_error_says_what_to_do_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, inside, hint in (
+        ("run", "config.toml", "tsn resume"),
+        ("garden", "model.safetensors", "tsn learn"),
+        ("photos", "a.png", "write a TOML file"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / inside).write_text("")
+        assert main(["run", str(folder)]) == 2
+        said = capsys.readouterr().err
+        assert "is a folder, not a recipe" in said and hint in said
+
+
+def test_a_run_does_not_go_into_a_folder_with_another_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors").write_text("")
+    assert main(["run", "permuted-digits", "--out", str(tmp_path)]) == 2
+    assert "holds a model that no run has made" in capsys.readouterr().err
+    assert [f.name for f in tmp_path.iterdir()] == ["model.safetensors"]

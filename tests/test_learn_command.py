@@ -102,7 +102,10 @@ def test_a_task_learned_in_place_can_be_taken_back(
     assert main(["undo", str(model)]) == 2
     assert "has no backup" in capsys.readouterr().err
     assert learn(model, "again", data, "--set", "epochs=20") == 0
-    assert f"tsn undo {model}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"tsn undo {model}" in said
+    assert "kept with the model, and so for later tasks: --set epochs=20" in said
+    assert TinySubNets.resume(model, device="cpu").training.epochs == 20
     assert SubnetStore.load(model / "backup").tasks == ("left",)  # a model as any other
     assert main(["undo", str(model)]) == 0
     assert "without 'again'" in capsys.readouterr().out

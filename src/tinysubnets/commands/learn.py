@@ -182,6 +182,9 @@ def _learn_task(options: argparse.Namespace) -> int:
     after = path.stat().st_size
     show_report(learner.reports[task.name])
     print(f"{path}: {before:,} -> {after:,} bytes ({after - before:+,})")
+    if options.assignments and not is_new:
+        chosen = " ".join(f"--set {a}" for a in options.assignments)
+        print(f"kept with the model, and so for later tasks: {chosen}")
     if was_there:
         print(f"back to the model before: tsn undo {options.out or options.model}")
     return 0

@@ -163,6 +163,7 @@ def begin(options: argparse.Namespace) -> int:
     from tinysubnets.experiments.recipe import Plan, default_folder
     from tinysubnets.experiments.run import Experiment
     from tinysubnets.experiments.run_dir import RunDir
+    from tinysubnets.format import FILE_NAME
 
     chosen = recipe.load(options.recipe, method=options.method, assignments=options.assignments)
     root = hub.data_root(options.data)
@@ -178,6 +179,8 @@ def begin(options: argparse.Namespace) -> int:
     )
     path = Path(options.out) if options.out else default_folder(chosen, options.seed)
     check_tensorboard(options)
+    if (path / FILE_NAME).exists():
+        raise RunError(f"{path} holds a model that no run has made; give another folder by --out.")
     with RunDir(path) as folder:
         return _perform(Experiment.begin(plan, folder), options)
 

@@ -118,6 +118,15 @@ def placed(assignment: str, method: str) -> str:
     return assignment
 
 
+def _instead(folder: Path) -> str:
+    """What to do with a folder that was given as a recipe."""
+    if (folder / "config.toml").is_file():
+        return f"`tsn resume {folder}` goes on with that run; its recipe is {folder}/config.toml."
+    if (folder / "model.safetensors").is_file():
+        return f"`tsn learn {folder} --task NAME --data FOLDER` teaches that model a task."
+    return "write a TOML file that lists your tasks, one folder of classes each, and give that."
+
+
 def read(name: str) -> tuple[str, dict[str, Any]]:
     """A recipe's full name and its tables as they are written."""
     if name.endswith(".toml"):
@@ -128,6 +137,8 @@ def read(name: str) -> tuple[str, dict[str, Any]]:
         raise SettingError(f"{name}: a recipe is a TOML file, with a name that ends in .toml.")
     if full not in known and Path(name).suffix:
         raise SettingError(f"there is no file {name}.{_near_file(Path(name).expanduser())}")
+    if full not in known and Path(name).is_dir():
+        raise SettingError(f"{name} is a folder, not a recipe: {_instead(Path(name))}")
     if full not in known:
         short = [n.removeprefix("best/") for n in known if n.startswith("best/")]
         raise SettingError(

@@ -171,7 +171,8 @@ def undo(where: str | os.PathLike[str]) -> Undone:
         if now not in (successor, earlier):
             raise ArtifactError(
                 f"{path.parent} has no backup of what it was before. `tsn learn` keeps one when it "
-                "adds a task in place; any other change of the model removes it."
+                "adds a task in place; any other change of the model removes it. A task is taken "
+                "out by `tsn remove` too."
             )
         files = {n: read(folder / n) for n in (FILE_NAME, *BESIDE) if (folder / n).is_file()}
         done = "the model from before the last task is back"

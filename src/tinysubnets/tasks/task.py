@@ -279,7 +279,7 @@ def few_told(sizes: Mapping[str, tuple[int, int]]) -> str:
     worth = f"{'up to ' if most > least else ''}{points} points"
     return (
         f"{have}; one of these is worth {worth} of accuracy, which is too coarse to choose the "
-        "best epoch by, or the weights to prune"
+        "best epoch by, or the weights to prune, or to tell which inputs are unknown"
     )
 
 
