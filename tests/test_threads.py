@@ -129,6 +129,23 @@ def test_a_module_is_made_while_other_threads_answer() -> None:
     assert at_once([ask, ask, make]) == [0, 0, 0]
 
 
+@pytest.mark.parametrize("other", ["remove", "rename"])
+def test_what_is_done_while_a_task_is_kept_is_not_undone(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = learner()
+    learn.learn(task("a"))
+
+    def meanwhile(*_: Any) -> dict[str, Tensor]:
+        learn.store.remove("a") if other == "remove" else learn.store.rename("a", "new")
+        return {}
+
+    monkeypatch.setattr("tinysubnets.method.core.routing_of", meanwhile)
+    with pytest.raises(TaskError, match="removed or renamed since"):
+        learn.learn(task("b"))
+    assert learn.tasks == (() if other == "remove" else ("new",))
+
+
 class Forgetful(SubnetStore):
     """A store in which another thread drops what was made of entries right after it was made."""
 

@@ -519,11 +519,13 @@ class SubnetTrainer:
 
     def keep(self, subnet: Subnet, pruning_seconds: float) -> SubnetReport:
         """Claim a subnet: the task is learned."""
-        store = self.core.store
+        store, marks = self.core.store, self.core.entry_marks()
         whole = copied(store)  # so that an error, or Ctrl-C, leaves the store without the task
         whole.add_(subnet)
         # Measured on the network as it is stored.
         whole.keep_routing_(subnet.name, routing_of(whole, self.task, self.core.routing))
+        # What another thread has removed meanwhile must not come back.
+        self.core.check_entries(marks, self.task)
         become_(store, whole)
         if self.continued is not None:
             self.continued.keep_(subnet.bank, self.module, store)
