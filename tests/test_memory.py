@@ -19,11 +19,11 @@ from tinysubnets.datasets.loaders import DecodedSet
 from tinysubnets.experiments.run import Experiment, TaskLearned
 from tinysubnets.experiments.recipe import Plan
 from tinysubnets.experiments.run_dir import RunDir
-from tinysubnets.scenarios import sets, split
+from tinysubnets.scenarios import sets
 
 folder = Path(sys.argv[1])
 
-def whole(name, part, *_):
+def whole(name, part, *_, **__):
     count = 100_000 if part == "train" else 10_000
     path = folder / f"{part}.npy"
     shape = (count, 3, 64, 64)
@@ -31,7 +31,7 @@ def whole(name, part, *_):
     inputs[:: count // 200, 0, 0, 0] = 255
     return DecodedSet(inputs, np.arange(count) % 200, tuple(map(str, range(200))))
 
-split.load_set = whole
+sets.load_set = whole
 given = ["training.epochs=1", "data.test_limit=10", "pruning.iterations=0", "tsn.bits=8"]
 given += ["tsn.task_param_bits=32", "network.width=4", "network.hidden=16"]
 plan = Plan(recipe.load("tiny-imagenet", assignments=given), 0, "cpu", 2)

@@ -278,8 +278,8 @@ def few_told(sizes: Mapping[str, tuple[int, int]]) -> str:
     points = f"{100 / least:.1f}".removesuffix(".0")
     worth = f"{'up to ' if most > least else ''}{points} points"
     return (
-        f"{have}; one of these is worth {worth} of accuracy, which is too coarse to choose the "
-        "best epoch by, or the weights to prune, or to tell which inputs are unknown"
+        f"{have}; one of these is worth {worth} of accuracy, which is too coarse to tell which "
+        "inputs are unknown, or to choose the best epoch by, or the weights to prune"
     )
 
 
