@@ -654,7 +654,7 @@ def test_a_model_begins_from_a_folder_of_images(
     assert main(["learn", "model", *base, "--task", "one", "--data", "first", *OPTIONS]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "over timm:tiny" in text and "head 'classifier.1'" in text and "3x12x12" in text
-    assert "climbed" in text and "more bytes" in text
+    assert "climbed" in text and "more bytes" in text and "the task stands on '" in text
     assert main(["learn", "model", *base, "--task", "two", "--data", "second", *OPTIONS]) == 0
     store = SubnetStore.load("model", base="timm:tiny")
     assert store.tasks == ("one", "two")

@@ -53,6 +53,11 @@ def show_report(report: Any) -> None:
         for place, rung in enumerate(report.rungs)
     ]
     print(text_table(rows, ("rung", "", "valid. acc.", "gain, points", "more bytes"), num_labels=2))
+    kept = next(r for r in reversed(report.rungs) if r.taken)
+    print(
+        f"the task stands on {kept.name!r}: what costs more is tried while enough validation "
+        "samples are wrong, and climbed where it gains more than luck and what its bytes cost"
+    )
 
 
 def show_model(found: Mapping[str, Any]) -> None:
