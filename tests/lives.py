@@ -632,6 +632,8 @@ class Life:
         if not self.store.tasks:
             return self.learn()
         old = self.some_task()
+        if self.watched == old and not self.store.subnet(old).isolated:
+            self.watched = None  # its version of before leaves traces, which the new one has not
         task, isolated = self.lesson(old)
         self.store.rename(old, f"{old} aside")
         said = self.attempt(lambda: self.learner.learn(task, isolated=isolated))
