@@ -35,6 +35,20 @@ def published(folder: Path) -> str:
     return "\n\n".join(made) or "Not measured yet: no rows are published."
 
 
+def summary(folder: Path) -> str:
+    """All streams side by side: accuracy and kilobytes of every method that each of them has."""
+    rows = [row for f in sorted(folder.glob("*.jsonl")) for row in read_rows(f)]
+    names = sorted({r["stream"] for r in rows}, key=[*STREAMS].index)
+    groups = [by_method(r for r in rows if r["stream"] == name) for name in names]
+    heads = ["method", *(f"{name}: {what}" for name in names for what in ("test %", "kB a task"))]
+    lines = [heads, ["---"] * len(heads)]
+    for method in groups[0] if groups else ():
+        if all(method in found for found in groups):
+            cells = [_line(method, found[method]) for found in groups]
+            lines.append([method, *(cell[place] for cell in cells for place in (1, 3))])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def tables(rows: Sequence[Row]) -> str:
     """Markdown: what was measured, and a table, of each stream."""
     names = sorted({r["stream"] for r in rows}, key=[*STREAMS].index)

@@ -837,6 +837,7 @@ BLOCKS: dict[str, Callable[[Tables], str]] = {
         else "Not run yet."
     ),
     "pretrained": lambda _: pretrained_table.published(RESULTS / "pretrained"),
+    "pretrained-summary": lambda _: pretrained_table.summary(RESULTS / "pretrained"),
 }
 
 

@@ -196,9 +196,14 @@ def test_published_rows_are_tables_of_the_documents(
     assert "81.00" in made and "71.00" in made and "old" not in made
     assert made.index("**Near**") < made.index("**Far**")
     assert "`results/pretrained/lite0.jsonl`" in made
-    for name in ("docs/pretrained.md",):
+    assert pretrained_table.summary(tmp_path / "pretrained").splitlines() == [
+        "| method | near: test % | near: kB a task | far: test % | far: kB a task |",
+        "| --- | --- | --- | --- | --- |",
+        "| ours | 71.00 | 5.0 | 81.00 | 5.0 |",
+    ]
+    for name, block in (("docs/pretrained.md", "pretrained"), ("README.md", "pretrained-summary")):
         assert name in make_results.DOCUMENTS
-        assert "<!-- results: pretrained -->" in (make_results.ROOT / name).read_text("utf-8")
+        assert f"<!-- results: {block} -->" in (make_results.ROOT / name).read_text("utf-8")
 
 
 def test_low_rank_differences_are_those_of_peft() -> None:
