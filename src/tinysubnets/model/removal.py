@@ -127,7 +127,7 @@ def _left_of(
     - `shared`: the blocks of its bank that other tasks use.
     - `is_needed`: whether another task adds its own weights to all of the subnet's.
     """
-    if is_needed and subnet.rank:
+    if is_needed and (subnet.rank or not subnet.packed_mask.bits.any()):
         return _weights(subnet)
     return _nameless(store, subnet, new, subnet.packed_mask.bits if is_needed else new & shared)
 
